@@ -1,0 +1,58 @@
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+COVERAGE := 90
+# Options given to every script in benchmarks/; empty for a full measurement.
+BENCH_FLAGS ?= --quick
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format types bench zoo tensorboard clean
+
+help: ## Print this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# Touched only after a complete install, so an interrupted one is repeated.
+# A machine without a GPU saves gigabytes with PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu.
+$(STAMP): pyproject.toml constraints.txt
+	python3 -m venv $(VENV)
+	$(PY) -m pip install -q -c constraints.txt -e '.[dev]'
+	@touch $@
+
+setup: $(STAMP) ## Create .venv with everything, tools included
+
+demo: $(STAMP) ## Train both stages on the tiny pair and benchmark the drafters (CPU)
+	$(PY) -m tiger fit --config configs/experiment/demo_kd.yaml
+	$(PY) -m tiger fit --config configs/experiment/demo_kd_continued.yaml
+	$(PY) -m tiger fit --config configs/experiment/demo_align.yaml
+	$(PY) -m tiger benchmark --config configs/experiment/demo_benchmark.yaml --output runs/demo
+
+test: export OMP_NUM_THREADS := 1
+test: lint types ## Lint, types, then the tests with coverage of tiger/ (at least 90 %)
+	$(PY) -m pytest --cov=tiger --cov-report=term --cov-fail-under=$(COVERAGE)
+
+lint: $(STAMP) ## Check style and formatting with ruff
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+format: $(STAMP) ## Fix what ruff can fix and format every file
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+types: $(STAMP) ## Check types with mypy
+	$(PY) -m mypy
+
+bench: $(STAMP) ## Run every script in benchmarks/ with a short setting
+	@set -e; for script in $(sort $(wildcard benchmarks/*.py)); do \
+		echo "== $$script"; $(PY) $$script $(BENCH_FLAGS); \
+	done
+
+zoo: $(STAMP) ## Train the tiny pair again from its recipe (runs/zoo)
+	$(PY) -m tiger.pairs.recipe --output runs/zoo
+
+tensorboard: $(STAMP) ## Show the logs of all runs
+	$(PY) -m tensorboard.main --logdir runs
+
+clean: ## Remove caches, build leftovers and runs/ (checkpoints too), without asking; keeps .venv
+	rm -rf build dist *.egg-info .coverage .coverage.* htmlcov
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis lightning_logs runs
+	find . -path ./$(VENV) -prune -o -type d -name __pycache__ -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Training mixtures, the synthetic world and evaluation sets as Lightning data modules."""

@@ -1,0 +1,1 @@
+"""Synthetic images with exact questions and answers."""

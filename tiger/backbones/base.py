@@ -1,0 +1,167 @@
+"""What the rest of TIGER knows of a model family: prompts, visual banks, and assembled sequences.
+
+Shape letters used across the project: `B` batch, `G` group, `T` text tokens, `S` block tokens, `N` visual
+tokens, `K` routed tokens, `D` hidden, `H` heads, `V` vocabulary, `M` tree nodes, `A` position axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One request of a user.
+
+    Attributes:
+        text: The question.
+        images: Pictures, placed before the text in this order.
+        system: System message, empty for none.
+        id: Name of the request in records and reports; its seed is derived from it.
+        prepared: Model inputs that were made elsewhere; text and images are then not read.
+    """
+
+    text: str
+    images: tuple[Image, ...] = ()
+    system: str = ""
+    id: str = ""
+    prepared: ModelInputs | None = None
+
+
+@dataclass(frozen=True)
+class ModelInputs:
+    """A prompt as one backbone reads it.
+
+    Attributes:
+        ids: Token ids [T], one image token per visual token.
+        position_ids: Positions [A, T].
+        visual: Bool mask [T] of the visual tokens.
+        pixels: Named image tensors for `Backbone.encode`.
+    """
+
+    ids: Tensor
+    position_ids: Tensor
+    visual: Tensor
+    pixels: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def next_position(self) -> int:
+        """Position of the first token of the answer, on every axis."""
+        return int(self.position_ids.max()) + 1
+
+
+@dataclass(frozen=True)
+class VisualBank:
+    """The visual tokens of one request after the projector, encoded once.
+
+    Attributes:
+        tokens: Visual tokens [N, D].
+        position_ids: Positions [A, N].
+        deepstack: Rows [N, D] to add after each of the first language layers (empty for most families).
+        grids: (frames, rows, columns) of each image, in token order.
+    """
+
+    tokens: Tensor
+    position_ids: Tensor
+    deepstack: tuple[Tensor, ...] = ()
+    grids: tuple[tuple[int, int, int], ...] = ()
+
+    def __len__(self) -> int:
+        return self.tokens.shape[0]
+
+    def with_global(self) -> VisualBank:
+        """The bank with the pooled global token appended as row N (paper Eq. 6); its position is the mean one."""
+        mean = self.position_ids.float().mean(1, keepdim=True).round().long()
+        return VisualBank(
+            torch.cat([self.tokens, self.tokens.mean(0, keepdim=True)]),
+            torch.cat([self.position_ids, mean], dim=1),
+            tuple(torch.cat([rows, rows.mean(0, keepdim=True)]) for rows in self.deepstack),
+            self.grids,
+        )
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """Right-padded rows ready for a language model.
+
+    Attributes:
+        embeddings: [B, T, D].
+        position_ids: [A, B, T].
+        lengths: Valid tokens of each row.
+        visual: Bool mask [B, T] of visual tokens.
+        deepstack: Rows [sum of visual tokens, D] per deepstack layer, in row-major order.
+        bank_rows: Bank row of each token [B, T], -1 for text.
+    """
+
+    embeddings: Tensor
+    position_ids: Tensor
+    lengths: list[int]
+    visual: Tensor
+    deepstack: tuple[Tensor, ...]
+    bank_rows: Tensor
+
+
+def assemble(
+    inputs: Sequence[ModelInputs],
+    banks: Sequence[VisualBank],
+    embedded: Sequence[Tensor],
+    rows: Sequence[Tensor] | None = None,
+    suffixes: Sequence[Tensor] | None = None,
+) -> Assembled:
+    """Puts chosen visual tokens at the image's place among the text, keeping original positions.
+
+    Args:
+        inputs: One `ModelInputs` per row.
+        banks: The banks of the rows. Row N of a bank, if present, is the global token, which stands after the
+            last visual token of the prompt.
+        embedded: Embeddings [T, D] of `inputs.ids` (visual places are ignored).
+        rows: Ascending bank rows to show per request; all of them by default.
+        suffixes: Embeddings [R, D] of the tokens that follow the prompt, per row.
+
+    Returns:
+        The padded batch.
+    """
+    pieces = []
+    for index, (entry, bank, text) in enumerate(zip(inputs, banks, embedded, strict=True)):
+        shown = torch.arange(len(bank), device=text.device) if rows is None else rows[index]
+        suffix = text[:0] if suffixes is None else suffixes[index]
+        pieces.append(_assemble_row(entry, bank, text, shown, suffix))
+    length = max(len(piece[0]) for piece in pieces)
+    pad = torch.nn.functional.pad
+    return Assembled(
+        embeddings=torch.stack([pad(p[0], (0, 0, 0, length - len(p[0]))) for p in pieces]),
+        position_ids=torch.stack([pad(p[1], (0, length - p[1].shape[1])) for p in pieces], dim=1),
+        lengths=[len(p[0]) for p in pieces],
+        visual=torch.stack([pad(p[2] >= 0, (0, length - len(p[2]))) for p in pieces]),
+        deepstack=tuple(torch.cat([p[3][i] for p in pieces]) for i in range(len(pieces[0][3]))),
+        bank_rows=torch.stack([pad(p[2], (0, length - len(p[2])), value=-1) for p in pieces]),
+    )
+
+
+def _assemble_row(
+    entry: ModelInputs, bank: VisualBank, text: Tensor, shown: Tensor, suffix: Tensor
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    """Embeddings [T', D], positions [A, T'], bank rows [T'] and deepstack rows of one request."""
+    words = (~entry.visual).nonzero()[:, 0]
+    places = entry.visual.nonzero()[:, 0]
+    last = places[-1:] if len(places) else places
+    slots = torch.cat([places, last])[shown] if len(shown) else places[:0]
+    keys = torch.cat([words * 2, slots * 2 + (shown >= len(places)).long()])
+    order = keys.argsort(stable=True)
+    embeddings = torch.cat([text[words], bank.tokens[shown].to(text.dtype)])[order]
+    positions = torch.cat([entry.position_ids[:, words], bank.position_ids[:, shown]], dim=1)[:, order]
+    bank_rows = torch.cat([torch.full_like(words, -1), shown])[order]
+    if len(suffix):
+        steps = torch.arange(len(suffix), device=positions.device) + entry.next_position
+        embeddings = torch.cat([embeddings, suffix])
+        positions = torch.cat([positions, steps.expand(positions.shape[0], -1)], dim=1)
+        bank_rows = torch.cat([bank_rows, torch.full_like(steps, -1)])
+    return embeddings, positions, bank_rows, [rows[shown] for rows in bank.deepstack]

@@ -1,0 +1,1 @@
+"""The exact decoding loops: speculative and autoregressive, with acceptance rules and round records."""

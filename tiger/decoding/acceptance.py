@@ -1,0 +1,113 @@
+"""Which drafted tokens the verifier keeps, without changing what it would have said.
+
+Greedy: the longest prefix that equals the verifier's argmax. Sampled: a drafted token x is kept with
+probability min(1, p(x)/q(x)), and the first rejected one is redrawn from norm(max(p - q, 0)), which leaves the
+answer distributed as the verifier's own (Leviathan et al. 2023). A deterministic proposal is the case q = 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn from logits; the same for acceptance, replacement and continuation.
+
+    Attributes:
+        temperature: 0 for greedy decoding.
+        top_k: Keep the k likeliest tokens, 0 for all.
+        top_p: Keep the smallest set of tokens with this much probability, 1 for all.
+
+    Raises:
+        ValueError: If a value is out of range.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0 or self.top_k < 0 or not 0 < self.top_p <= 1:
+            raise ValueError(f"{self} is out of range: temperature >= 0, top_k >= 0, 0 < top_p <= 1.")
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether decoding is deterministic."""
+        return self.temperature == 0
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Probabilities [..., V] in fp32 that tokens are drawn with.
+
+        Raises:
+            ValueError: At temperature 0, where nothing is drawn.
+        """
+        if self.is_greedy:
+            raise ValueError("Greedy decoding draws no tokens; set temperature above 0.")
+        scaled = logits.float() / self.temperature
+        if 0 < self.top_k < scaled.shape[-1]:
+            threshold = scaled.topk(self.top_k, dim=-1).values[..., -1:]
+            scaled = scaled.masked_fill(scaled < threshold, float("-inf"))
+        probabilities = scaled.softmax(-1)
+        if self.top_p < 1:
+            ordered, index = probabilities.sort(dim=-1, descending=True)
+            outside = ordered.cumsum(-1) - ordered >= self.top_p
+            probabilities = probabilities.scatter(-1, index, ordered.masked_fill(outside, 0.0))
+            probabilities = probabilities / probabilities.sum(-1, keepdim=True)
+        return probabilities
+
+
+def draw(probabilities: Tensor, generator: torch.Generator) -> int:
+    """Draws one token from probabilities [V], by an exponential race."""
+    noise = torch.empty(probabilities.shape, device=probabilities.device).exponential_(generator=generator)
+    return int((probabilities / noise).argmax())
+
+
+def accept_greedy(drafted: Tensor, logits: Tensor) -> tuple[list[int], list[int]]:
+    """Longest matching prefixes.
+
+    Args:
+        drafted: Drafted tokens [B, S].
+        logits: Verifier logits [B, S + 1, V] at the root and each drafted token.
+
+    Returns:
+        Accepted lengths and bonus tokens of the rows.
+    """
+    best = logits.argmax(-1)
+    accepted = (drafted == best[:, :-1]).long().cumprod(1).sum(1)
+    bonus = best.gather(1, accepted[:, None])[:, 0]
+    return accepted.tolist(), bonus.tolist()
+
+
+def accept_sampled(
+    drafted: Tensor, target: Tensor, proposal: Tensor | None, generator: torch.Generator
+) -> tuple[int, int]:
+    """Rejection sampling of one row.
+
+    Args:
+        drafted: Drafted tokens [S].
+        target: Verifier probabilities [S + 1, V].
+        proposal: Draft probabilities [S, V]; None for a deterministic proposal.
+        generator: The request's own generator; every call draws S uniforms and one token.
+
+    Returns:
+        Accepted length and bonus token.
+    """
+    count = len(drafted)
+    chance = target[:count].gather(1, drafted[:, None])[:, 0]
+    uniform = torch.rand(count, generator=generator, device=target.device)
+    proposed = torch.ones_like(chance) if proposal is None else proposal.gather(1, drafted[:, None])[:, 0]
+    accepted = int((uniform * proposed < chance).long().cumprod(0).sum())
+    left = target[accepted]
+    if accepted < count:
+        if proposal is None:
+            left = left.clone()
+            left[drafted[accepted]] = 0.0
+        else:
+            left = (left - proposal[accepted]).clamp_min(0.0)
+        # p = q up to rounding leaves no mass: the token could not have been rejected in exact arithmetic.
+        left = left if left.sum() > 0 else target[accepted]
+    return accepted, draw(left, generator)

@@ -1,0 +1,137 @@
+"""The only speculative loop: route, draft, verify, accept, commit, until every answer has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tiger.backbones.base import Prompt
+from tiger.backbones.qwen3_vl import Qwen3VLBackbone
+from tiger.decoding.acceptance import Sampling, accept_greedy, accept_sampled, draw
+from tiger.decoding.records import Generation, PhaseTimer, Round
+from tiger.decoding.requests import Listener, Requests
+from tiger.decoding.verifier import Verifier
+from tiger.drafting.base import Drafter, TokenTree
+
+
+class SpeculativeDecoder:
+    """Exact speculative decoding with any drafter.
+
+    Greedy output equals the verifier's own; sampled output follows the verifier's own distribution.
+
+    Args:
+        verifier: The verifier's backbone.
+        drafter: The drafting method.
+        block_size: Tokens drafted in one round.
+        max_new_tokens: Longest answer, tokens.
+        sampling: How tokens are drawn.
+        seed: Seed; each request's generator is derived from it and the prompt's id.
+
+    Raises:
+        ValueError: If the block size is below one.
+    """
+
+    def __init__(
+        self,
+        verifier: Qwen3VLBackbone,
+        drafter: Drafter,
+        block_size: int = 8,
+        max_new_tokens: int = 128,
+        sampling: Sampling | None = None,
+        seed: int = 0,
+    ) -> None:
+        if block_size < 1:
+            raise ValueError(f"block_size is {block_size}; a round drafts one token or more.")
+        self.verifier, self.drafter = Verifier(verifier), drafter
+        self.block_size, self.max_new_tokens = block_size, max_new_tokens
+        self.sampling, self.seed = sampling or Sampling(), seed
+
+    @torch.inference_mode()
+    def generate(self, prompts: Sequence[Prompt], listener: Listener | None = None) -> list[Generation]:
+        """Answers a batch of prompts; rows never influence one another.
+
+        Args:
+            prompts: B requests.
+            listener: Called with the request's index and its new tokens.
+
+        Returns:
+            One generation per prompt, in order.
+        """
+        backbone = self.verifier.backbone
+        requests = Requests(prompts, backbone, self.max_new_tokens, self.seed, listener)
+        reserve = self.max_new_tokens + self.block_size + 1
+        state, logits = self.verifier.prefill(prompts, reserve)
+        draft_state = self.drafter.begin(prompts, reserve, self.sampling, requests.generators)
+        decided = self._first(logits, requests)
+        requests.extend(decided)
+        timer = PhaseTimer(backbone.device)
+        while True:
+            rows = requests.survivors()
+            if not requests.active:
+                return requests.finished()
+            if rows is not None:
+                state.select_rows(rows)
+                self.drafter.select_rows(draft_state, rows)
+                decided = [decided[row] for row in rows]
+            self.drafter.commit(draft_state, decided)
+            roots = requests.roots
+            tree = self.drafter.propose(draft_state, self.block_size, timer)
+            with timer("verify"):
+                tokens = torch.cat([torch.tensor(roots, device=tree.tokens.device)[:, None], tree.tokens], dim=1)
+                logits = self.verifier.run(state, tokens)
+            accepted, bonus = self._accept(tree, logits, requests)
+            self.verifier.commit(state, [length + 1 for length in accepted])
+            drafted = tree.tokens.tolist()
+            decided = [row[:a] + [b] for row, a, b in zip(drafted, accepted, bonus, strict=True)]
+            kept = requests.extend(decided)
+            self._record(requests, tree, drafted, roots, accepted, bonus, kept, timer.lap())
+
+    def _first(self, logits: Tensor, requests: Requests) -> list[list[int]]:
+        if self.sampling.is_greedy:
+            return [[token] for token in logits.argmax(-1).tolist()]
+        probabilities = self.sampling.probabilities(logits)
+        return [[draw(row, g)] for row, g in zip(probabilities, requests.generators, strict=True)]
+
+    def _accept(self, tree: TokenTree, logits: Tensor, requests: Requests) -> tuple[list[int], list[int]]:
+        if not tree.is_chain:
+            raise ValueError("This decoder verifies chains; the drafter proposed a tree with branches.")
+        if self.sampling.is_greedy:
+            return accept_greedy(tree.tokens, logits)
+        target = self.sampling.probabilities(logits)
+        outcomes = [
+            accept_sampled(
+                tree.tokens[row],
+                target[row],
+                None if tree.probabilities is None else tree.probabilities[row],
+                requests.generators[index],
+            )
+            for row, index in enumerate(requests.active)
+        ]
+        return [a for a, _ in outcomes], [b for _, b in outcomes]
+
+    @staticmethod
+    def _record(
+        requests: Requests,
+        tree: TokenTree,
+        drafted: list[list[int]],
+        roots: list[int],
+        accepted: list[int],
+        bonus: list[int],
+        kept: list[int],
+        seconds: dict[str, float],
+    ) -> None:
+        """Adds a `Round` to every active request; tokens cut off by an end or a limit do not count."""
+        for row, index in enumerate(requests.active):
+            requests.answers[index].rounds.append(
+                Round(
+                    drafted[row],
+                    min(accepted[row], kept[row]),
+                    bonus[row] if kept[row] > accepted[row] else -1,
+                    roots[row],
+                    tree.routes[row] if tree.routes else [],
+                    tree.scores[row] if tree.scores else [],
+                    seconds,
+                )
+            )

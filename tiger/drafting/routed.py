@@ -1,0 +1,217 @@
+"""TIGER's drafter: a small vision-language model that sees only the routed visual tokens of a round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from tiger.backbones.base import ModelInputs, Prompt, VisualBank
+from tiger.backbones.qwen3_vl import Qwen3VLBackbone
+from tiger.decoding.acceptance import Sampling, draw
+from tiger.decoding.records import PhaseTimer
+from tiger.drafting.base import TokenTree
+from tiger.drafting.reader import Reader
+from tiger.routing.router import Router
+from tiger.routing.selectors import SelectorName, select
+
+Layout = Literal["suffix", "inline"]
+Query = Literal["visual", "text"]
+
+
+@dataclass
+class RoutedState:
+    """Requests in flight.
+
+    Attributes:
+        inputs: Prompts as the drafter reads them.
+        banks: Their visual banks, the global token last.
+        keys: W_v V of each bank, computed once.
+        sampling: How draft tokens are drawn.
+        generators: One generator per request.
+        text: Reads the text without routed tokens; gives the routing query. None where no query is needed.
+        block: Reads the text with the routed tokens inline (layout `inline` only).
+        shown: Bank rows that `block` was read with.
+        answers: Decided tokens, the root last.
+    """
+
+    inputs: list[ModelInputs]
+    banks: list[VisualBank]
+    keys: list[Tensor]
+    sampling: Sampling
+    generators: list[torch.Generator]
+    reserve: int
+    text: Reader | None = None
+    block: Reader | None = None
+    shown: list[Tensor] | None = None
+    answers: list[list[int]] | None = None
+
+
+class RoutedDrafter(nn.Module):
+    """Drafts from K visual tokens chosen anew each round (paper Eq. 5-10).
+
+    Args:
+        backbone: The small model.
+        selector: Policy that chooses the tokens; `full` shows all of them.
+        layout: `suffix` puts routed tokens behind the text, whose keys are then never recomputed; `inline` puts
+            them at the image's place and re-reads the prompt when the route changes.
+        query: Whether the text that forms the routing query contains the global visual token.
+        num_routed: K.
+    """
+
+    def __init__(
+        self,
+        backbone: Qwen3VLBackbone,
+        selector: SelectorName = "routed",
+        layout: Layout = "suffix",
+        query: Query = "visual",
+        num_routed: int = 8,
+    ) -> None:
+        super().__init__()
+        if num_routed < 1:
+            raise ValueError(f"num_routed is {num_routed}; route one visual token or more, or set selector 'full'.")
+        self.backbone = backbone
+        self.router = Router(backbone.hidden_size)
+        self.selector, self.layout, self.query, self.num_routed = selector, layout, query, num_routed
+
+    def context_rows(self, banks: Sequence[VisualBank]) -> list[Tensor]:
+        """Bank rows that stand in the text of the routing query: the global token, or none."""
+        device = self.backbone.device
+        if self.query == "text":
+            return [torch.arange(0, device=device) for _ in banks]
+        return [torch.arange(max(len(bank) - 1, 0), len(bank), device=device) for bank in banks]
+
+    def encode(self, prompts: Sequence[Prompt]) -> tuple[list[ModelInputs], list[VisualBank]]:
+        """Prepares prompts and encodes their images; every bank with tokens gets its global token."""
+        inputs = [self.backbone.prepare(prompt) for prompt in prompts]
+        return inputs, [bank.with_global() if len(bank) else bank for bank in self.backbone.encode(inputs)]
+
+    def begin(
+        self, prompts: Sequence[Prompt], reserve: int, sampling: Sampling, generators: list[torch.Generator]
+    ) -> RoutedState:
+        """Encodes the images and reads the prompts."""
+        inputs, banks = self.encode(prompts)
+        keys = [self.router.project(bank.tokens) for bank in banks]
+        state = RoutedState(inputs, banks, keys, sampling, list(generators), reserve, answers=[[] for _ in prompts])
+        if self.layout == "suffix" or self.selector == "routed":
+            room = reserve + max(map(len, banks)) + 1
+            state.text, _ = Reader.begin(self.backbone, inputs, banks, self.context_rows(banks), room)
+        return state
+
+    def commit(self, state: RoutedState, decided: list[list[int]]) -> None:
+        """Takes in newly decided tokens."""
+        assert state.answers is not None
+        state.answers = [old + new for old, new in zip(state.answers, decided, strict=True)]
+        for reader in (state.text, state.block):
+            if reader is not None:
+                reader.append(decided)
+
+    def select_rows(self, state: RoutedState, rows: list[int]) -> None:
+        """Keeps the given requests."""
+        for name in ("inputs", "banks", "keys", "generators", "answers", "shown"):
+            if (values := getattr(state, name)) is not None:
+                setattr(state, name, [values[row] for row in rows])
+        for reader in (state.text, state.block):
+            if reader is not None:
+                reader.select_rows(rows)
+
+    def propose(self, state: RoutedState, block_size: int, timer: PhaseTimer) -> TokenTree:
+        """Routes once, then drafts a chain of `block_size` tokens from the routed context."""
+        hidden = None
+        if state.text is not None:
+            with timer("draft"):
+                hidden = state.text.read(self.backbone, keep_root=False)
+        with timer("route"):
+            rows, scores = self._route(state, hidden)
+        with timer("draft"):
+            if self.layout == "suffix":
+                reader, hidden, opened = self._open_suffix(state, rows)
+            else:
+                reader, hidden, opened = self._open_inline(state, rows)
+            tree = self._draft(state, reader, hidden, block_size)
+            reader.commit([1 - block_size] * len(rows))
+            if opened:
+                reader.cache.commit([-count for count in opened])
+                reader.next_positions = [p - 1 for p in reader.next_positions]
+        tree.routes = [row.tolist() for row in rows]
+        tree.scores = [score[row].tolist() for score, row in zip(scores, rows, strict=True)]
+        return tree
+
+    def _route(self, state: RoutedState, hidden: Tensor | None) -> tuple[list[Tensor], list[Tensor]]:
+        """Chosen rows and scores of each request; a text-only request has none."""
+        rows, scores = [], []
+        for index, bank in enumerate(state.banks):
+            score = bank.tokens.new_zeros(len(bank))
+            if hidden is not None and len(bank):
+                score = self.router(hidden[None, index : index + 1], state.keys[index][None])[0, 0]
+            scores.append(score)
+            if len(bank):
+                rows.append(select(self.selector, score, bank.tokens, self.num_routed, state.generators[index]))
+            else:
+                rows.append(torch.arange(0, device=score.device))
+        return rows, scores
+
+    def _open_suffix(self, state: RoutedState, rows: list[Tensor]) -> tuple[Reader, Tensor, list[int]]:
+        """Reads `[routed tokens, root]` behind the text, to be taken back after the round.
+
+        Returns:
+            The reader, the root's hidden state [B, D] and the tokens read per row.
+        """
+        reader, device = state.text, self.backbone.device
+        assert reader is not None
+        counts = [len(row) + 1 for row in rows]
+        width = max(counts)
+        roots = self.backbone.embed(torch.tensor([pending[-1] for pending in reader.pending], device=device))
+        embeddings = roots.new_zeros(len(rows), width, roots.shape[-1])
+        positions = torch.zeros(self.backbone.num_axes, len(rows), width, dtype=torch.long, device=device)
+        visual = torch.zeros(len(rows), width, dtype=torch.bool, device=device)
+        for index, (row, bank) in enumerate(zip(rows, state.banks, strict=True)):
+            count = len(row)
+            embeddings[index, :count], embeddings[index, count] = bank.tokens[row], roots[index]
+            positions[:, index, :count] = bank.position_ids[:, row]
+            positions[:, index, count] = reader.next_positions[index]
+            visual[index, :count] = True
+        layers = range(len(state.banks[0].deepstack))
+        deepstack = [torch.cat([b.deepstack[i][r] for b, r in zip(state.banks, rows, strict=True)]) for i in layers]
+        reader.cache.require(width)
+        mask = reader.cache.mask(width)
+        hidden = self.backbone.run(embeddings, positions, mask, reader.cache, visual, deepstack)
+        reader.cache.commit(counts)
+        reader.next_positions = [p + 1 for p in reader.next_positions]
+        last = torch.tensor(counts, device=device) - 1
+        return reader, hidden[torch.arange(len(rows), device=device), last], counts
+
+    def _open_inline(self, state: RoutedState, rows: list[Tensor]) -> tuple[Reader, Tensor, list[int]]:
+        """Reads up to the root with the routed tokens at the image's place."""
+        assert state.answers is not None
+        same = state.shown is not None and all(map(torch.equal, state.shown, rows))
+        if same and state.block is not None:
+            hidden = state.block.read(self.backbone, keep_root=True)
+        else:
+            answers = state.answers
+            state.block, hidden = Reader.begin(
+                self.backbone, state.inputs, state.banks, rows, state.reserve, answers
+            )
+            state.shown = rows
+        return state.block, hidden, []
+
+    def _draft(self, state: RoutedState, reader: Reader, hidden: Tensor, block_size: int) -> TokenTree:
+        """Draws a chain token by token; `reader` stands behind the root."""
+        tokens, probabilities = [], []
+        for step in range(block_size):
+            logits = self.backbone.logits(hidden)
+            if state.sampling.is_greedy:
+                chosen = logits.argmax(-1)
+            else:
+                probability = state.sampling.probabilities(logits)
+                picks = [draw(row, g) for row, g in zip(probability, state.generators, strict=True)]
+                chosen = torch.tensor(picks, device=logits.device)
+                probabilities.append(probability)
+            tokens.append(chosen)
+            if step < block_size - 1:
+                hidden = reader.step(self.backbone, chosen[:, None])[:, 0]
+                reader.commit([1] * len(chosen))
+        return TokenTree(torch.stack(tokens, 1), probabilities=torch.stack(probabilities, 1) if probabilities else None)

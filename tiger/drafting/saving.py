@@ -1,0 +1,59 @@
+"""Saves and loads routed drafters: a model folder plus the router's weights and the drafter's settings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+
+from tiger.backbones.loading import load_backbone, resolve
+from tiger.drafting.routed import RoutedDrafter
+
+SETTINGS_FILE = "drafter.json"
+ROUTER_FILE = "router.safetensors"
+PLAIN = {"selector": "full", "layout": "inline", "query": "visual", "num_routed": 8}
+
+
+def save_drafter(drafter: RoutedDrafter, folder: Path, **notes: Any) -> None:
+    """Writes a folder that `load_drafter` reads.
+
+    Args:
+        drafter: The drafter.
+        folder: Target folder, created if missing.
+        notes: Further entries of `drafter.json`, such as the training stage.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    drafter.backbone.model.save_pretrained(folder)
+    drafter.backbone.processor.save_pretrained(folder)
+    save_file(
+        {name: value.contiguous() for name, value in drafter.router.state_dict().items()}, folder / ROUTER_FILE
+    )
+    settings = {key: getattr(drafter, key) for key in PLAIN}
+    (folder / SETTINGS_FILE).write_text(json.dumps(settings | notes, indent=2) + "\n")
+
+
+def load_drafter(
+    name_or_path: str, dtype: str = "float32", attention: str = "sdpa", **overrides: Any
+) -> RoutedDrafter:
+    """Loads a drafter, in evaluation mode.
+
+    A folder without drafter settings is a plain vision-language model: it sees every visual token inline, unless
+    the overrides say otherwise; its router is then untrained.
+
+    Args:
+        name_or_path: Folder, hub id or shipped name.
+        dtype: Name of a torch dtype.
+        attention: Attention implementation of transformers.
+        overrides: Settings of `RoutedDrafter` to use in place of the saved ones; None keeps the saved one.
+    """
+    folder = Path(resolve(name_or_path))
+    backbone = load_backbone(name_or_path, dtype, attention)
+    saved = json.loads((folder / SETTINGS_FILE).read_text()) if (folder / SETTINGS_FILE).exists() else {}
+    chosen = {key: value for key, value in overrides.items() if value is not None}
+    settings = {key: (PLAIN | saved | chosen)[key] for key in PLAIN}
+    drafter = RoutedDrafter(backbone, **settings)
+    if (folder / ROUTER_FILE).exists():
+        drafter.router.load_state_dict(load_file(folder / ROUTER_FILE))
+    return drafter.to(backbone.dtype).eval()

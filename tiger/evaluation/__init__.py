@@ -1,0 +1,1 @@
+"""Benchmark runner, cost model and memory accounting."""

@@ -1,0 +1,1 @@
+"""Acceptance and task metrics, computed from round records and generated text."""

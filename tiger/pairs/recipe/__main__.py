@@ -1,0 +1,55 @@
+"""`python -m tiger.pairs.recipe verifier|drafter --output DIR`: trains one model of the tiny pair, resumable."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+from transformers import Qwen3VLProcessor
+
+from tiger.pairs.recipe.architecture import build_model, build_processor, build_tokenizer
+from tiger.pairs.recipe.packing import Packer
+from tiger.pairs.recipe.train import DenseHead, train_language, train_tower
+
+SEEDS = {"verifier": 0, "drafter": 50_000_000}
+LANGUAGE_SEED = 10_000_000
+STEPS = {"verifier": {"tower": 900, "language": 4000}, "drafter": {"tower": 900, "language": 4000}}
+
+
+def main() -> None:
+    """Trains the tower, then the language model, and writes a checkpoint that loads like a hub model."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("role", choices=tuple(SEEDS))
+    parser.add_argument("--output", type=Path, default=Path("runs/zoo"))
+    parser.add_argument("--tower_steps", type=int, default=None)
+    parser.add_argument("--language_steps", type=int, default=None)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--no_compile", action="store_true", help="train without torch.compile (no C++ compiler)")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    tokenizer_folder = args.output / "tokenizer"
+    if not tokenizer_folder.exists():
+        build_processor(build_tokenizer()).save_pretrained(tokenizer_folder)
+    processor = Qwen3VLProcessor.from_pretrained(tokenizer_folder)
+    packer = Packer(processor)
+    seed, steps = SEEDS[args.role], STEPS[args.role]
+    model = build_model(args.role, processor.tokenizer, seed=seed)
+    head = DenseHead(model.config.text_config.hidden_size)
+    folder = args.output / args.role
+    train_tower(model, head, packer, folder / "tower", args.tower_steps or steps["tower"], seed)
+    train_language(
+        model,
+        head,
+        packer,
+        folder / "language",
+        args.language_steps or steps["language"],
+        seed + LANGUAGE_SEED,
+        compiled=not args.no_compile,
+    )
+    model.to(torch.bfloat16).save_pretrained(folder)
+    processor.save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    main()

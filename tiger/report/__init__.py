@@ -1,0 +1,1 @@
+"""Tables, plots and the trace page, made from recorded runs."""
