@@ -19,7 +19,7 @@ SAMPLES = st.builds(generate, st.integers(0, SPLITS["test"].stop - 1), st.sample
 GOLDEN = {
     "scene": ["5672c06605332e3b", "0e356ba118dda519", "1eff9218abe5bc85"],
     "count": ["f1d922bf8a464d5c", "f5af3231a94ded0c", "ebfab738847ae475"],
-    "sign": ["1f618aa5cd245c36", "ea6837f3a06e5b0f", "8616f9258bb59468"],
+    "sign": ["e0ca1cddbb239c7d", "b16c166f0a2e859e", "ddb869fb2ca3d457"],
     "document": ["3d6183cf16a985e8", "2d951dc42f6a43c8", "2c23ab40c8bd79bb"],
     "chart": ["9eda948d537a427c", "a1128cfb205edd67", "49cffc1792f96ee1"],
     "science": ["c5d9801bb2bd5664", "d872d62de6216f68", "c3d6bee28998265e"],

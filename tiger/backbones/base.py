@@ -6,12 +6,16 @@ tokens, `K` routed tokens, `D` hidden, `H` heads, `V` vocabulary, `M` tree nodes
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers.cache_utils import Cache
+
+from tiger.backbones.cache import BlockCache
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -78,7 +82,7 @@ class VisualBank:
         return self.tokens.shape[0]
 
     def with_global(self) -> VisualBank:
-        """The bank with the pooled global token appended as row N (paper Eq. 6); its position is the mean one."""
+        """The bank with the pooled global token as row N (paper Eq. 6), at the mean position."""
         mean = self.position_ids.float().mean(1, keepdim=True).round().long()
         return VisualBank(
             torch.cat([self.tokens, self.tokens.mean(0, keepdim=True)]),
@@ -165,3 +169,163 @@ def _assemble_row(
         positions = torch.cat([positions, steps.expand(positions.shape[0], -1)], dim=1)
         bank_rows = torch.cat([bank_rows, torch.full_like(steps, -1)])
     return embeddings, positions, bank_rows, [rows[shown] for rows in bank.deepstack]
+
+
+class Backbone(nn.Module, ABC):
+    """A vision-language model with explicit positions, masks and caches; one subclass per model family.
+
+    Args:
+        model: The loaded model of transformers.
+        processor: Its processor.
+
+    Attributes:
+        num_axes: Position axes A.
+        eos_ids: Ids that end an answer.
+    """
+
+    num_axes = 1
+    model: Any
+    processor: Any
+
+    def __init__(self, model: Any, processor: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.processor = processor
+        eos = model.generation_config.eos_token_id
+        eos = model.config.get_text_config().eos_token_id if eos is None else eos
+        self.eos_ids: tuple[int, ...] = (
+            () if eos is None else tuple(eos) if isinstance(eos, list | tuple) else (eos,)
+        )
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer."""
+        return self.processor.tokenizer
+
+    @property
+    def hidden_size(self) -> int:
+        """Width D of the language model."""
+        return int(self.model.config.get_text_config().hidden_size)
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the language model."""
+        return int(self.model.config.get_text_config().num_hidden_layers)
+
+    @property
+    def vocab_size(self) -> int:
+        """Size V of the output vocabulary."""
+        return int(self.model.config.get_text_config().vocab_size)
+
+    @property
+    def max_positions(self) -> int:
+        """Context limit, tokens."""
+        return int(self.model.config.get_text_config().max_position_embeddings)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the weights."""
+        device: torch.device = self.model.get_input_embeddings().weight.device
+        return device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the weights."""
+        dtype: torch.dtype = self.model.get_input_embeddings().weight.dtype
+        return dtype
+
+    @abstractmethod
+    def prepare(self, prompt: Prompt) -> ModelInputs:
+        """Applies the chat template and the image processor.
+
+        Raises:
+            ValueError: If the prompt is longer than the context.
+        """
+
+    @abstractmethod
+    def unbatch(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, **pixels: Tensor | None
+    ) -> list[ModelInputs]:
+        """Splits a batch made by the processor into requests, without their padding.
+
+        Args:
+            input_ids: Token ids [B, T].
+            attention_mask: Mask [B, T], 0 at padding.
+            pixels: The processor's image tensors of the whole batch.
+
+        Raises:
+            ValueError: If image tensors and image tokens do not match.
+        """
+
+    @abstractmethod
+    def encode(self, inputs: Sequence[ModelInputs]) -> list[VisualBank]:
+        """Encodes the images of all requests in one pass; a text-only request gets an empty bank."""
+
+    @abstractmethod
+    def run(
+        self,
+        embeddings: Tensor,
+        position_ids: Tensor,
+        mask: Tensor | None,
+        cache: Cache | None = None,
+        visual: Tensor | None = None,
+        deepstack: Sequence[Tensor] = (),
+    ) -> Tensor:
+        """Runs the language model.
+
+        Args:
+            embeddings: [B, T, D].
+            position_ids: [A, B, T].
+            mask: [B, 1, T, past + T], bool (True: attend) or an additive bias; None attends to everything.
+            cache: Cache to read and extend.
+            visual: Bool mask [B, T] of visual tokens, needed with deepstack rows.
+            deepstack: Rows [number of visual tokens, D] per deepstack layer.
+
+        Returns:
+            Hidden states [B, T, D] after the final norm.
+        """
+
+    @abstractmethod
+    def run_with_attention(self, batch: Assembled, num_layers: int) -> tuple[Tensor, Tensor]:
+        """Runs an assembled batch and also returns where its last layers look.
+
+        Args:
+            batch: The assembled rows.
+            num_layers: Last layers to average over.
+
+        Returns:
+            Hidden states [B, T, D] and attention [B, T, T], averaged over heads and layers.
+        """
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Text embeddings [..., D] of token ids [...]."""
+        embeddings: Tensor = self.model.get_input_embeddings()(ids)
+        return embeddings
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Vocabulary logits [..., V] of hidden states [..., D]."""
+        logits: Tensor = self.model.get_output_embeddings()(hidden)
+        return logits
+
+    def new_cache(self, batch_size: int, capacity: int) -> BlockCache:
+        """An empty cache for this model."""
+        return BlockCache(self.num_layers, batch_size, capacity, self.device)
+
+    def run_assembled(self, batch: Assembled, cache: Cache | None = None) -> Tensor:
+        """Runs an assembled batch from its beginning, causally; hidden states [B, T, D]."""
+        rows, length = batch.embeddings.shape[:2]
+        causal = torch.ones(length, length, dtype=torch.bool, device=batch.embeddings.device).tril()
+        mask = causal.expand(rows, 1, -1, -1)
+        return self.run(batch.embeddings, batch.position_ids, mask, cache, batch.visual, batch.deepstack)
+
+    def check_length(self, inputs: ModelInputs, name: str) -> None:
+        """Checks that a prompt leaves room for an answer.
+
+        Raises:
+            ValueError: If it does not.
+        """
+        if len(inputs.ids) >= self.max_positions:
+            raise ValueError(
+                f"The prompt {name!r} has {len(inputs.ids)} tokens, the context holds {self.max_positions}. "
+                "Shorten the text, or lower the processor's largest image size."
+            )

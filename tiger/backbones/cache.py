@@ -16,12 +16,16 @@ from transformers.cache_utils import Cache, DynamicLayer
 class BlockLayer(DynamicLayer):
     """Keys and values of one layer: two slabs [B, H, capacity, head_dim], allocated at first use."""
 
+    is_initialized: bool
+
     def __init__(self, owner: BlockCache) -> None:
         super().__init__()
         self.owner = owner
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Writes [B, H, T, head_dim] behind each row's committed length and returns everything up to there."""
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Writes [B, H, T, head_dim] behind each row's committed length; returns everything up to there."""
         owner, count = self.owner, key_states.shape[2]
         if not self.is_initialized:
             shape = (owner.num_rows, key_states.shape[1], owner.capacity)
@@ -56,7 +60,9 @@ class BlockCache(Cache):
         device: Device of the lengths.
     """
 
-    def __init__(self, num_layers: int, batch_size: int, capacity: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, num_layers: int, batch_size: int, capacity: int, device: torch.device | str = "cpu"
+    ) -> None:
         super().__init__(layers=[BlockLayer(self) for _ in range(num_layers)])
         self.num_rows = batch_size
         self.capacity = capacity

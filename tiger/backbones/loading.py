@@ -4,23 +4,53 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import AutoProcessor, Qwen3VLForConditionalGeneration
+from transformers import AutoConfig, AutoProcessor, Qwen3VLForConditionalGeneration
 
+from tiger.backbones.base import Backbone
 from tiger.backbones.qwen3_vl import Qwen3VLBackbone
 
 SHIPPED = Path(__file__).parent.parent / "pairs"
-FAMILIES = {"qwen3_vl": (Qwen3VLForConditionalGeneration, Qwen3VLBackbone)}
+FAMILIES: dict[str, tuple[type[Any], type[Backbone]]] = {
+    "qwen3_vl": (Qwen3VLForConditionalGeneration, Qwen3VLBackbone),
+}
+DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 def resolve(name_or_path: str) -> str:
-    """Turns "tiny/verifier" and the like into the folder that is shipped with TIGER; leaves other names alone."""
+    """Turns "tiny/verifier" and the like into the folder shipped with TIGER; leaves other names alone."""
     shipped = SHIPPED / name_or_path
     return str(shipped) if not Path(name_or_path).exists() and shipped.is_dir() else name_or_path
 
 
-def load_backbone(name_or_path: str, dtype: str = "float32", attention: str = "sdpa") -> Qwen3VLBackbone:
+def family_of(path: str) -> str:
+    """Model type of a hub id or local folder.
+
+    Raises:
+        FileNotFoundError: If a local folder is missing or lacks the model's files.
+        ValueError: If the family is not supported.
+    """
+    folder = Path(path)
+    if folder.is_dir():
+        if not (folder / "config.json").exists():
+            raise FileNotFoundError(
+                f"{folder} holds no config.json; expected a folder written by save_pretrained."
+            )
+        family = json.loads((folder / "config.json").read_text()).get("model_type")
+    elif path.count("/") > 1 or path.startswith((".", "/", "tiny")):
+        raise FileNotFoundError(
+            f"There is no folder {path!r}. Give a local folder, a hub id or a shipped model."
+        )
+    else:
+        family = AutoConfig.from_pretrained(path).model_type
+    if family not in FAMILIES:
+        raise ValueError(f"{path} is a {family!r} model; supported families: {', '.join(FAMILIES)}.")
+    return str(family)
+
+
+def load_backbone(name_or_path: str, dtype: str = "float32", attention: str = "sdpa") -> Backbone:
     """Loads a model and its processor, in evaluation mode.
 
     Args:
@@ -29,33 +59,32 @@ def load_backbone(name_or_path: str, dtype: str = "float32", attention: str = "s
         attention: Attention implementation of transformers.
 
     Raises:
-        FileNotFoundError: If a local folder lacks the model's files.
-        ValueError: If the family is not supported.
+        FileNotFoundError: If a local folder is missing or lacks the model's files.
+        ValueError: If the family or the dtype is not supported.
     """
+    if dtype not in DTYPES:
+        raise ValueError(f"Unknown dtype {dtype!r}; choose one of {', '.join(DTYPES)}.")
     path = resolve(name_or_path)
-    folder = Path(path)
-    if folder.is_dir() and not (folder / "config.json").exists():
-        raise FileNotFoundError(f"{folder} holds no config.json; expected a folder written by save_pretrained.")
-    if not folder.is_dir() and (path.count("/") > 1 or path.startswith((".", "/", "tiny"))):
-        raise FileNotFoundError(f"There is no folder {path!r}. Give a local folder, a hub id or a shipped model.")
-    if folder.is_dir():
-        family = json.loads((folder / "config.json").read_text()).get("model_type")
-        if family not in FAMILIES:
-            raise ValueError(f"{name_or_path} is a {family!r} model; supported families: {', '.join(FAMILIES)}.")
-    processor = AutoProcessor.from_pretrained(path)
-    model_class, backbone_class = FAMILIES["qwen3_vl"]
+    model_class, backbone_class = FAMILIES[family_of(path)]
     model = model_class.from_pretrained(
         path, dtype=getattr(torch, dtype), attn_implementation=attention, use_safetensors=True
     )
-    return backbone_class(model.eval(), processor)
+    return backbone_class(model.eval(), AutoProcessor.from_pretrained(path))
 
 
-def check_pair(verifier: Qwen3VLBackbone, drafter: Qwen3VLBackbone) -> None:
+def check_pair(verifier: Backbone, drafter: Backbone) -> None:
     """Checks that drafter and verifier read the same tokens.
 
     Raises:
         ValueError: Naming the first difference.
     """
+    if verifier.vocab_size != drafter.vocab_size:
+        raise ValueError(
+            f"The verifier scores {verifier.vocab_size} tokens and the drafter {drafter.vocab_size}; "
+            "they must share one vocabulary. Choose a pair of one model family."
+        )
+    if verifier.tokenizer is drafter.tokenizer:
+        return
     left, right = verifier.tokenizer.get_vocab(), drafter.tokenizer.get_vocab()
     if left == right:
         return

@@ -8,62 +8,32 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import Qwen3VLForConditionalGeneration, Qwen3VLProcessor
+from transformers.cache_utils import Cache
 from transformers.models.qwen3_vl.modeling_qwen3_vl import apply_rotary_pos_emb
 
-from tiger.backbones.base import Assembled, ModelInputs, Prompt, VisualBank
-from tiger.backbones.cache import BlockCache
+from tiger.backbones.base import Assembled, Backbone, ModelInputs, Prompt, VisualBank
 
 
-class Qwen3VLBackbone(nn.Module):
-    """A Qwen3-VL model with explicit positions, masks and caches.
+class Qwen3VLBackbone(Backbone):
+    """Qwen3-VL: three position axes, and deepstack rows added after the first language layers.
 
     Args:
         model: The loaded model.
         processor: Its processor.
+
+    Raises:
+        ValueError: If the model's attention cannot take explicit masks.
     """
 
     num_axes = 3
 
     def __init__(self, model: Qwen3VLForConditionalGeneration, processor: Qwen3VLProcessor) -> None:
-        super().__init__()
-        self.model = model
-        self.processor = processor
-
-    @property
-    def tokenizer(self) -> Any:
-        """The tokenizer."""
-        return self.processor.tokenizer
-
-    @property
-    def hidden_size(self) -> int:
-        """Width D of the language model."""
-        return int(self.model.config.text_config.hidden_size)
-
-    @property
-    def num_layers(self) -> int:
-        """Layers of the language model."""
-        return int(self.model.config.text_config.num_hidden_layers)
-
-    @property
-    def vocab_size(self) -> int:
-        """Size V of the output vocabulary."""
-        return int(self.model.config.text_config.vocab_size)
-
-    @property
-    def max_positions(self) -> int:
-        """Context limit, tokens."""
-        return int(self.model.config.text_config.max_position_embeddings)
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the weights."""
-        return self.model.model.language_model.embed_tokens.weight.device
-
-    @property
-    def eos_ids(self) -> tuple[int, ...]:
-        """Ids that end an answer."""
-        eos = self.model.generation_config.eos_token_id or self.model.config.text_config.eos_token_id
-        return tuple(eos) if isinstance(eos, list | tuple) else (int(eos),)
+        super().__init__(model, processor)
+        attention = model.config.get_text_config()._attn_implementation
+        if attention not in ("sdpa", "eager"):
+            raise ValueError(
+                f"Attention {attention!r} takes no explicit masks; load the model with 'sdpa' or 'eager'."
+            )
 
     def prepare(self, prompt: Prompt) -> ModelInputs:
         """Applies the chat template and the image processor.
@@ -72,6 +42,7 @@ class Qwen3VLBackbone(nn.Module):
             ValueError: If the prompt is longer than the context.
         """
         if prompt.prepared is not None:
+            self.check_length(prompt.prepared, prompt.id)
             return prompt.prepared
         content = [{"type": "image", "image": image.convert("RGB")} for image in prompt.images]
         messages: list[dict[str, Any]] = [
@@ -82,21 +53,64 @@ class Qwen3VLBackbone(nn.Module):
         batch = self.processor.apply_chat_template(
             messages, tokenize=True, return_dict=True, return_tensors="pt", add_generation_prompt=True
         )
-        if batch["input_ids"].shape[1] >= self.max_positions:
-            raise ValueError(
-                f"The prompt {prompt.id!r} has {batch['input_ids'].shape[1]} tokens, the context holds "
-                f"{self.max_positions}. Shorten the text, or lower the processor's largest image size."
-            )
-        position_ids, _ = self.model.model.get_rope_index(
-            batch["input_ids"],
-            mm_token_type_ids=batch["mm_token_type_ids"],
-            image_grid_thw=batch.get("image_grid_thw"),
-            attention_mask=batch["attention_mask"],
-        )
-        ids = batch["input_ids"][0].to(self.device)
-        pixels = {k: batch[k].to(self.device) for k in ("pixel_values", "image_grid_thw") if k in batch}
+        pixels = {key: batch.get(key) for key in ("pixel_values", "image_grid_thw")}
+        inputs = self.unbatch(batch["input_ids"], **pixels)[0]
+        self.check_length(inputs, prompt.id)
+        return inputs
+
+    def unbatch(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, **pixels: Tensor | None
+    ) -> list[ModelInputs]:
+        """Splits a batch made by the processor into requests, without their padding.
+
+        Args:
+            input_ids: Token ids [B, T].
+            attention_mask: Mask [B, T], 0 at padding.
+            pixels: `pixel_values` [patches, values] and `image_grid_thw` [images, 3] of the whole batch.
+
+        Raises:
+            ValueError: If image tensors and image tokens do not match.
+        """
+        values, grids = pixels.get("pixel_values"), pixels.get("image_grid_thw")
+        patches = [] if grids is None else grids.prod(-1).tolist()
+        merged = self.model.config.vision_config.spatial_merge_size**2
+        rows, image, patch = [], 0, 0
+        for row, ids in enumerate(input_ids):
+            kept = ids if attention_mask is None else ids[attention_mask[row].bool()]
+            missing, first, start = int((kept == self.model.config.image_token_id).sum()), image, patch
+            while missing > 0 and image < len(patches):
+                missing -= patches[image] // merged
+                patch += patches[image]
+                image += 1
+            if missing:
+                raise ValueError(
+                    f"The image tokens of row {row} and its images differ by {abs(missing)} visual tokens; "
+                    "pass input_ids, pixel_values and image_grid_thw of one processor call."
+                )
+            if image == first or values is None or grids is None:
+                rows.append(self._inputs(kept, None, None))
+            else:
+                rows.append(self._inputs(kept, values[start:patch], grids[first:image]))
+        if image < len(patches):
+            raise ValueError(f"{len(patches)} images were given, the token ids have places for {image}.")
+        return rows
+
+    def _inputs(self, ids: Tensor, values: Tensor | None, grids: Tensor | None) -> ModelInputs:
+        """One request; its explicit positions leave the model object's own position state untouched."""
         visual = ids == self.model.config.image_token_id
-        return ModelInputs(ids, position_ids[:, 0].to(self.device), visual, pixels)
+        positions, _ = self.model.model.get_rope_index(
+            ids[None],
+            mm_token_type_ids=visual[None].int(),
+            image_grid_thw=grids,
+            attention_mask=torch.ones_like(ids)[None],
+        )
+        pixels = {} if values is None or grids is None else {"pixel_values": values, "image_grid_thw": grids}
+        return ModelInputs(
+            ids.to(self.device),
+            positions[:, 0].to(self.device),
+            visual.to(self.device),
+            {key: value.to(self.device) for key, value in pixels.items()},
+        )
 
     def encode(self, inputs: Sequence[ModelInputs]) -> list[VisualBank]:
         """Encodes the images of all requests in one pass; a text-only request gets an empty bank."""
@@ -120,32 +134,18 @@ class Qwen3VLBackbone(nn.Module):
             banks.append(VisualBank(output.pooler_output[rows], positions, deepstack, tuple(merged)))
         return banks
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the weights."""
-        return self.model.model.language_model.embed_tokens.weight.dtype
-
     def _empty_bank(self) -> VisualBank:
         empty = torch.zeros(0, self.hidden_size, dtype=self.dtype, device=self.device)
         layers = len(self.model.config.vision_config.deepstack_visual_indexes)
         positions = torch.zeros(self.num_axes, 0, dtype=torch.long, device=self.device)
         return VisualBank(empty, positions, (empty,) * layers)
 
-    def embed(self, ids: Tensor) -> Tensor:
-        """Text embeddings [..., D] of token ids [...]."""
-        embeddings: Tensor = self.model.model.language_model.embed_tokens(ids)
-        return embeddings
-
-    def new_cache(self, batch_size: int, capacity: int) -> BlockCache:
-        """An empty cache for this model."""
-        return BlockCache(self.num_layers, batch_size, capacity, self.device)
-
     def run(
         self,
         embeddings: Tensor,
         position_ids: Tensor,
         mask: Tensor | None,
-        cache: Any = None,
+        cache: Cache | None = None,
         visual: Tensor | None = None,
         deepstack: Sequence[Tensor] = (),
     ) -> Tensor:
@@ -162,6 +162,12 @@ class Qwen3VLBackbone(nn.Module):
         Returns:
             Hidden states [B, T, D] after the final norm.
         """
+        # Eager attention adds the mask to the scores, so a bool mask would be silently wrong there.
+        eager = self.model.config.get_text_config()._attn_implementation == "eager"
+        if eager and mask is not None and mask.dtype == torch.bool:
+            mask = torch.zeros_like(mask, dtype=embeddings.dtype).masked_fill(
+                ~mask, torch.finfo(embeddings.dtype).min
+            )
         hidden: Tensor = self.model.model.language_model(
             inputs_embeds=embeddings,
             position_ids=position_ids,
@@ -172,20 +178,6 @@ class Qwen3VLBackbone(nn.Module):
             deepstack_visual_embeds=list(deepstack) or None,
         ).last_hidden_state
         return hidden
-
-    def run_assembled(self, batch: Assembled, cache: Any = None) -> Tensor:
-        """Runs an assembled batch from its beginning, causally; hidden states [B, T, D]."""
-        length = batch.embeddings.shape[1]
-        causal = torch.ones(length, length, dtype=torch.bool, device=batch.embeddings.device).tril()
-        mask = causal.expand(batch.embeddings.shape[0], 1, -1, -1)
-        return self.run(
-            batch.embeddings, batch.position_ids, mask, cache, batch.visual, batch.deepstack
-        )
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Vocabulary logits [..., V] of hidden states [..., D]."""
-        logits: Tensor = self.model.lm_head(hidden)
-        return logits
 
     def run_with_attention(self, batch: Assembled, num_layers: int) -> tuple[Tensor, Tensor]:
         """Runs an assembled batch and also returns where its last layers look.
@@ -203,7 +195,9 @@ class Qwen3VLBackbone(nn.Module):
 
         def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             nonlocal attention
-            attention = attention + self._attention(module, kwargs["hidden_states"], kwargs["position_embeddings"])
+            attention = attention + self._attention(
+                module, kwargs["hidden_states"], kwargs["position_embeddings"]
+            )
 
         layers = self.model.model.language_model.layers[-num_layers:]
         handles = [layer.self_attn.register_forward_pre_hook(record, with_kwargs=True) for layer in layers]

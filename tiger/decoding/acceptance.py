@@ -1,8 +1,8 @@
 """Which drafted tokens the verifier keeps, without changing what it would have said.
 
 Greedy: the longest prefix that equals the verifier's argmax. Sampled: a drafted token x is kept with
-probability min(1, p(x)/q(x)), and the first rejected one is redrawn from norm(max(p - q, 0)), which leaves the
-answer distributed as the verifier's own (Leviathan et al. 2023). A deterministic proposal is the case q = 1.
+probability min(1, p(x)/q(x)), and the first rejected one is redrawn from norm(max(p - q, 0)), which leaves
+the answer distributed as the verifier's own (Leviathan et al. 2023). A deterministic proposal has q = 1.
 """
 
 from __future__ import annotations

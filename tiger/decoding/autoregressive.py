@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from tiger.backbones.base import Prompt
-from tiger.backbones.qwen3_vl import Qwen3VLBackbone
+from tiger.backbones.base import Backbone, Prompt
 from tiger.decoding.acceptance import Sampling, draw
 from tiger.decoding.records import Generation
 from tiger.decoding.requests import Listener, Requests
@@ -25,7 +24,7 @@ class AutoregressiveDecoder:
     """
 
     def __init__(
-        self, verifier: Qwen3VLBackbone, max_new_tokens: int = 128, sampling: Sampling | None = None, seed: int = 0
+        self, verifier: Backbone, max_new_tokens: int = 128, sampling: Sampling | None = None, seed: int = 0
     ) -> None:
         self.verifier = Verifier(verifier)
         self.max_new_tokens = max_new_tokens
@@ -44,7 +43,7 @@ class AutoregressiveDecoder:
             One generation per prompt, in order.
         """
         requests = Requests(prompts, self.verifier.backbone, self.max_new_tokens, self.seed, listener)
-        state, logits = self.verifier.prefill(prompts, reserve=self.max_new_tokens)
+        state, logits = self.verifier.prefill(requests.inputs, reserve=max(requests.limits))
         requests.extend([[token] for token in self._choose(logits, requests)])
         while True:
             rows = requests.survivors()
@@ -61,4 +60,6 @@ class AutoregressiveDecoder:
         if self.sampling.is_greedy:
             return list(map(int, logits.argmax(-1).tolist()))
         probabilities = self.sampling.probabilities(logits)
-        return [draw(row, requests.generators[i]) for row, i in zip(probabilities, requests.active, strict=True)]
+        return [
+            draw(row, requests.generators[i]) for row, i in zip(probabilities, requests.active, strict=True)
+        ]

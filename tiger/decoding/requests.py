@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from tiger.backbones.base import Prompt
-from tiger.backbones.qwen3_vl import Qwen3VLBackbone
+from tiger.backbones.base import Backbone, Prompt
 from tiger.decoding.records import Generation
 
 Listener = Callable[[int, list[int]], None]
@@ -23,32 +22,43 @@ def request_seed(seed: int, name: str) -> int:
 class Requests:
     """The answers in flight. Row i of the models' batch belongs to request `active[i]`.
 
+    An answer ends at its first end token, at `max_new_tokens`, or where prompt and answer fill the context.
+
     Args:
         prompts: The requests; requests without an id are named by their index.
-        backbone: Knows the end tokens, the device and the tokenizer.
+        backbone: Reads the prompts; knows the end tokens, the device and the tokenizer.
         max_new_tokens: Longest answer, tokens.
         seed: Seed of the run.
         listener: Called with a request's index and its new tokens.
 
+    Attributes:
+        inputs: The prompts as `backbone` reads them.
+        limits: Longest possible answer of each request, tokens.
+
     Raises:
-        ValueError: If there is no prompt or no token may be generated.
+        ValueError: If there is no prompt, no token may be generated, or a prompt is longer than the context.
     """
 
     def __init__(
         self,
         prompts: Sequence[Prompt],
-        backbone: Qwen3VLBackbone,
+        backbone: Backbone,
         max_new_tokens: int,
         seed: int,
         listener: Listener | None,
     ) -> None:
         if not prompts or max_new_tokens < 1:
-            raise ValueError(f"Need one prompt and one new token or more, got {len(prompts)} and {max_new_tokens}.")
+            raise ValueError(
+                f"Need one prompt and one new token or more, got {len(prompts)} and {max_new_tokens}."
+            )
         self.started = time.perf_counter()
-        self.backbone, self.limit, self.listener = backbone, max_new_tokens, listener
+        self.backbone, self.listener = backbone, listener
+        self.inputs = [backbone.prepare(prompt) for prompt in prompts]
+        self.limits = [min(max_new_tokens, backbone.max_positions - len(entry.ids)) for entry in self.inputs]
         self.answers = [Generation(prompt.id or str(i), []) for i, prompt in enumerate(prompts)]
         self.generators = [
-            torch.Generator(backbone.device).manual_seed(request_seed(seed, answer.id)) for answer in self.answers
+            torch.Generator(backbone.device).manual_seed(request_seed(seed, answer.id))
+            for answer in self.answers
         ]
         self.active = list(range(len(prompts)))
         self.ended: set[int] = set()
@@ -67,7 +77,7 @@ class Requests:
         kept, now = [], time.perf_counter() - self.started
         for index, new in zip(self.active, tokens, strict=True):
             answer = self.answers[index]
-            new = new[: self.limit - len(answer.tokens)]
+            new = new[: self.limits[index] - len(answer.tokens)]
             end = next((i for i, token in enumerate(new) if token in self.backbone.eos_ids), None)
             if end is not None:
                 new, answer.finish = new[: end + 1], "eos"
@@ -76,7 +86,7 @@ class Requests:
             answer.tokens += new
             answer.seconds = now
             kept.append(len(new))
-            if end is not None or len(answer.tokens) == self.limit:
+            if end is not None or len(answer.tokens) == self.limits[index]:
                 self.ended.add(index)
             if self.listener:
                 self.listener(index, new)

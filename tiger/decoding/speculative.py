@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tiger.backbones.base import Prompt
-from tiger.backbones.qwen3_vl import Qwen3VLBackbone
+from tiger.backbones.base import Backbone, Prompt
+from tiger.backbones.loading import check_pair
 from tiger.decoding.acceptance import Sampling, accept_greedy, accept_sampled, draw
 from tiger.decoding.records import Generation, PhaseTimer, Round
 from tiger.decoding.requests import Listener, Requests
@@ -30,12 +30,12 @@ class SpeculativeDecoder:
         seed: Seed; each request's generator is derived from it and the prompt's id.
 
     Raises:
-        ValueError: If the block size is below one.
+        ValueError: If the block size is below one, or drafter and verifier do not share one vocabulary.
     """
 
     def __init__(
         self,
-        verifier: Qwen3VLBackbone,
+        verifier: Backbone,
         drafter: Drafter,
         block_size: int = 8,
         max_new_tokens: int = 128,
@@ -44,6 +44,8 @@ class SpeculativeDecoder:
     ) -> None:
         if block_size < 1:
             raise ValueError(f"block_size is {block_size}; a round drafts one token or more.")
+        if isinstance(small := getattr(drafter, "backbone", None), Backbone):
+            check_pair(verifier, small)
         self.verifier, self.drafter = Verifier(verifier), drafter
         self.block_size, self.max_new_tokens = block_size, max_new_tokens
         self.sampling, self.seed = sampling or Sampling(), seed
@@ -61,8 +63,8 @@ class SpeculativeDecoder:
         """
         backbone = self.verifier.backbone
         requests = Requests(prompts, backbone, self.max_new_tokens, self.seed, listener)
-        reserve = self.max_new_tokens + self.block_size + 1
-        state, logits = self.verifier.prefill(prompts, reserve)
+        reserve = max(requests.limits) + self.block_size + 1
+        state, logits = self.verifier.prefill(requests.inputs, reserve)
         draft_state = self.drafter.begin(prompts, reserve, self.sampling, requests.generators)
         decided = self._first(logits, requests)
         requests.extend(decided)
@@ -79,12 +81,14 @@ class SpeculativeDecoder:
             roots = requests.roots
             tree = self.drafter.propose(draft_state, self.block_size, timer)
             with timer("verify"):
-                tokens = torch.cat([torch.tensor(roots, device=tree.tokens.device)[:, None], tree.tokens], dim=1)
+                tokens = torch.cat(
+                    [torch.tensor(roots, device=tree.tokens.device)[:, None], tree.tokens], dim=1
+                )
                 logits = self.verifier.run(state, tokens)
             accepted, bonus = self._accept(tree, logits, requests)
             self.verifier.commit(state, [length + 1 for length in accepted])
             drafted = tree.tokens.tolist()
-            decided = [row[:a] + [b] for row, a, b in zip(drafted, accepted, bonus, strict=True)]
+            decided = [[*row[:a], b] for row, a, b in zip(drafted, accepted, bonus, strict=True)]
             kept = requests.extend(decided)
             self._record(requests, tree, drafted, roots, accepted, bonus, kept, timer.lap())
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tiger.backbones.base import Prompt, assemble
+from tiger.backbones.base import Backbone, ModelInputs, assemble
 from tiger.backbones.cache import BlockCache
-from tiger.backbones.qwen3_vl import Qwen3VLBackbone
 
 
 @dataclass
@@ -33,34 +32,31 @@ class Verifier:
         backbone: The verifier's backbone.
     """
 
-    def __init__(self, backbone: Qwen3VLBackbone) -> None:
+    def __init__(self, backbone: Backbone) -> None:
         self.backbone = backbone
 
-    def prefill(self, prompts: Sequence[Prompt], reserve: int) -> tuple[VerifierState, Tensor]:
+    def prefill(self, inputs: Sequence[ModelInputs], reserve: int) -> tuple[VerifierState, Tensor]:
         """Reads the prompts.
 
         Args:
-            prompts: B requests.
+            inputs: B requests.
             reserve: Tokens per row to keep room for behind the prompt.
 
         Returns:
             The state, and the logits [B, V] of each answer's first token.
-
-        Raises:
-            ValueError: If a prompt with its answer would exceed the context.
         """
         backbone = self.backbone
-        inputs = [backbone.prepare(prompt) for prompt in prompts]
         batch = assemble(inputs, backbone.encode(inputs), [backbone.embed(entry.ids) for entry in inputs])
-        capacity = max(batch.lengths) + reserve
-        cache = backbone.new_cache(len(prompts), capacity)
+        cache = backbone.new_cache(len(inputs), max(batch.lengths) + reserve)
         hidden = backbone.run_assembled(batch, cache)
         cache.commit(batch.lengths)
         last = torch.tensor(batch.lengths, device=hidden.device) - 1
-        logits = backbone.logits(hidden[torch.arange(len(prompts), device=hidden.device), last])
+        logits = backbone.logits(hidden[torch.arange(len(inputs), device=hidden.device), last])
         return VerifierState(cache, [entry.next_position for entry in inputs]), logits
 
-    def run(self, state: VerifierState, tokens: Tensor, tree: Tensor | None = None, depths: Tensor | None = None) -> Tensor:
+    def run(
+        self, state: VerifierState, tokens: Tensor, tree: Tensor | None = None, depths: Tensor | None = None
+    ) -> Tensor:
         """Reads tokens [B, M] behind the committed ones; nothing is committed yet.
 
         Args:

@@ -48,7 +48,7 @@ class Drafter(Protocol):
     def begin(
         self, prompts: Sequence[Prompt], reserve: int, sampling: Sampling, generators: list[torch.Generator]
     ) -> Any:
-        """Reads the prompts and returns the state of the requests; `reserve` counts answer and block tokens."""
+        """Reads the prompts; returns the requests' state. `reserve` counts answer and block tokens."""
 
     def commit(self, state: Any, decided: list[list[int]]) -> None:
         """Takes in newly decided tokens per row, accepted ones and bonus; the last one is the next root."""

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tiger.backbones.base import ModelInputs, VisualBank, assemble
+from tiger.backbones.base import Backbone, ModelInputs, VisualBank, assemble
 from tiger.backbones.cache import BlockCache
-from tiger.backbones.qwen3_vl import Qwen3VLBackbone
 
 
 @dataclass
@@ -30,7 +29,7 @@ class Reader:
     @classmethod
     def begin(
         cls,
-        backbone: Qwen3VLBackbone,
+        backbone: Backbone,
         inputs: Sequence[ModelInputs],
         banks: Sequence[VisualBank],
         rows: Sequence[Tensor],
@@ -44,7 +43,9 @@ class Reader:
         """
         device = backbone.device
         texts = [backbone.embed(entry.ids) for entry in inputs]
-        suffixes = [backbone.embed(torch.tensor(a, dtype=torch.long, device=device)) for a in answers or ()] or None
+        suffixes = [
+            backbone.embed(torch.tensor(a, dtype=torch.long, device=device)) for a in answers or ()
+        ] or None
         batch = assemble(inputs, banks, texts, rows, suffixes)
         cache = backbone.new_cache(len(inputs), max(batch.lengths) + reserve)
         hidden = backbone.run_assembled(batch, cache)
@@ -59,7 +60,7 @@ class Reader:
         """Queues decided tokens."""
         self.pending = [old + new for old, new in zip(self.pending, decided, strict=True)]
 
-    def read(self, backbone: Qwen3VLBackbone, keep_root: bool) -> Tensor:
+    def read(self, backbone: Backbone, keep_root: bool) -> Tensor:
         """Reads the pending tokens.
 
         Args:
@@ -79,11 +80,13 @@ class Reader:
         self.pending = [tokens[len(tokens) if keep_root else -1 :] for tokens in self.pending]
         return last
 
-    def step(self, backbone: Qwen3VLBackbone, tokens: Tensor) -> Tensor:
+    def step(self, backbone: Backbone, tokens: Tensor) -> Tensor:
         """Hidden states [B, T, D] of tokens [B, T] behind what has been read; commits nothing."""
         count = tokens.shape[1]
         start = torch.tensor(self.next_positions, device=tokens.device)
-        positions = (start[:, None] + torch.arange(count, device=tokens.device)).expand(backbone.num_axes, -1, -1)
+        positions = (start[:, None] + torch.arange(count, device=tokens.device)).expand(
+            backbone.num_axes, -1, -1
+        )
         self.cache.require(count)
         return backbone.run(backbone.embed(tokens), positions, self.cache.mask(count), self.cache)
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from tiger.backbones.base import ModelInputs, Prompt, VisualBank
-from tiger.backbones.qwen3_vl import Qwen3VLBackbone
+from tiger.backbones.base import Backbone, ModelInputs, Prompt, VisualBank
 from tiger.decoding.acceptance import Sampling, draw
 from tiger.decoding.records import PhaseTimer
 from tiger.drafting.base import TokenTree
@@ -56,15 +55,18 @@ class RoutedDrafter(nn.Module):
     Args:
         backbone: The small model.
         selector: Policy that chooses the tokens; `full` shows all of them.
-        layout: `suffix` puts routed tokens behind the text, whose keys are then never recomputed; `inline` puts
-            them at the image's place and re-reads the prompt when the route changes.
+        layout: `suffix` puts routed tokens behind the text, whose keys are then never recomputed; `inline`
+            puts them at the image's place and re-reads the prompt when the route changes.
         query: Whether the text that forms the routing query contains the global visual token.
         num_routed: K.
+
+    Raises:
+        ValueError: If a setting is out of range.
     """
 
     def __init__(
         self,
-        backbone: Qwen3VLBackbone,
+        backbone: Backbone,
         selector: SelectorName = "routed",
         layout: Layout = "suffix",
         query: Query = "visual",
@@ -72,7 +74,16 @@ class RoutedDrafter(nn.Module):
     ) -> None:
         super().__init__()
         if num_routed < 1:
-            raise ValueError(f"num_routed is {num_routed}; route one visual token or more, or set selector 'full'.")
+            raise ValueError(
+                f"num_routed is {num_routed}; route one visual token or more, or set selector 'full'."
+            )
+        for name, value, allowed in (
+            ("selector", selector, get_args(SelectorName)),
+            ("layout", layout, get_args(Layout)),
+            ("query", query, get_args(Query)),
+        ):
+            if value not in allowed:
+                raise ValueError(f"Unknown {name} {value!r}; choose one of {', '.join(allowed)}.")
         self.backbone = backbone
         self.router = Router(backbone.hidden_size)
         self.selector, self.layout, self.query, self.num_routed = selector, layout, query, num_routed
@@ -95,7 +106,9 @@ class RoutedDrafter(nn.Module):
         """Encodes the images and reads the prompts."""
         inputs, banks = self.encode(prompts)
         keys = [self.router.project(bank.tokens) for bank in banks]
-        state = RoutedState(inputs, banks, keys, sampling, list(generators), reserve, answers=[[] for _ in prompts])
+        state = RoutedState(
+            inputs, banks, keys, sampling, list(generators), reserve, answers=[[] for _ in prompts]
+        )
         if self.layout == "suffix" or self.selector == "routed":
             room = reserve + max(map(len, banks)) + 1
             state.text, _ = Reader.begin(self.backbone, inputs, banks, self.context_rows(banks), room)
@@ -149,7 +162,9 @@ class RoutedDrafter(nn.Module):
                 score = self.router(hidden[None, index : index + 1], state.keys[index][None])[0, 0]
             scores.append(score)
             if len(bank):
-                rows.append(select(self.selector, score, bank.tokens, self.num_routed, state.generators[index]))
+                rows.append(
+                    select(self.selector, score, bank.tokens, self.num_routed, state.generators[index])
+                )
             else:
                 rows.append(torch.arange(0, device=score.device))
         return rows, scores
@@ -175,7 +190,9 @@ class RoutedDrafter(nn.Module):
             positions[:, index, count] = reader.next_positions[index]
             visual[index, :count] = True
         layers = range(len(state.banks[0].deepstack))
-        deepstack = [torch.cat([b.deepstack[i][r] for b, r in zip(state.banks, rows, strict=True)]) for i in layers]
+        deepstack = [
+            torch.cat([b.deepstack[i][r] for b, r in zip(state.banks, rows, strict=True)]) for i in layers
+        ]
         reader.cache.require(width)
         mask = reader.cache.mask(width)
         hidden = self.backbone.run(embeddings, positions, mask, reader.cache, visual, deepstack)
@@ -214,4 +231,6 @@ class RoutedDrafter(nn.Module):
             if step < block_size - 1:
                 hidden = reader.step(self.backbone, chosen[:, None])[:, 0]
                 reader.commit([1] * len(chosen))
-        return TokenTree(torch.stack(tokens, 1), probabilities=torch.stack(probabilities, 1) if probabilities else None)
+        return TokenTree(
+            torch.stack(tokens, 1), probabilities=torch.stack(probabilities, 1) if probabilities else None
+        )

@@ -28,7 +28,8 @@ def save_drafter(drafter: RoutedDrafter, folder: Path, **notes: Any) -> None:
     drafter.backbone.model.save_pretrained(folder)
     drafter.backbone.processor.save_pretrained(folder)
     save_file(
-        {name: value.contiguous() for name, value in drafter.router.state_dict().items()}, folder / ROUTER_FILE
+        {name: value.contiguous() for name, value in drafter.router.state_dict().items()},
+        folder / ROUTER_FILE,
     )
     settings = {key: getattr(drafter, key) for key in PLAIN}
     (folder / SETTINGS_FILE).write_text(json.dumps(settings | notes, indent=2) + "\n")
@@ -39,21 +40,38 @@ def load_drafter(
 ) -> RoutedDrafter:
     """Loads a drafter, in evaluation mode.
 
-    A folder without drafter settings is a plain vision-language model: it sees every visual token inline, unless
-    the overrides say otherwise; its router is then untrained.
+    A folder without drafter settings is a plain vision-language model: it sees every visual token inline,
+    unless the overrides say otherwise; its router is then untrained.
 
     Args:
         name_or_path: Folder, hub id or shipped name.
         dtype: Name of a torch dtype.
         attention: Attention implementation of transformers.
         overrides: Settings of `RoutedDrafter` to use in place of the saved ones; None keeps the saved one.
+
+    Raises:
+        ValueError: If a setting is unknown, or the saved router does not fit the model.
     """
     folder = Path(resolve(name_or_path))
     backbone = load_backbone(name_or_path, dtype, attention)
     saved = json.loads((folder / SETTINGS_FILE).read_text()) if (folder / SETTINGS_FILE).exists() else {}
+    if unknown := overrides.keys() - PLAIN.keys():
+        raise ValueError(f"Unknown drafter settings {sorted(unknown)}; choose from {', '.join(PLAIN)}.")
     chosen = {key: value for key, value in overrides.items() if value is not None}
     settings = {key: (PLAIN | saved | chosen)[key] for key in PLAIN}
     drafter = RoutedDrafter(backbone, **settings)
     if (folder / ROUTER_FILE).exists():
-        drafter.router.load_state_dict(load_file(folder / ROUTER_FILE))
+        _load_router(drafter, folder / ROUTER_FILE)
     return drafter.to(backbone.dtype).eval()
+
+
+def _load_router(drafter: RoutedDrafter, file: Path) -> None:
+    weights = load_file(file)
+    expected = {name: tuple(value.shape) for name, value in drafter.router.state_dict().items()}
+    found = {name: tuple(value.shape) for name, value in weights.items()}
+    if found != expected:
+        raise ValueError(
+            f"{file} belongs to another model: it holds {found}, a drafter of width "
+            f"{drafter.backbone.hidden_size} needs {expected}. Take router and model from one folder."
+        )
+    drafter.router.load_state_dict(weights)

@@ -34,7 +34,11 @@ SELECTORS: dict[str, Selector] = {"routed": routed_scores, "random": random_scor
 
 
 def select(
-    selector: SelectorName, scores: Tensor, bank: Tensor, num_routed: int, generator: torch.Generator | None = None
+    selector: SelectorName,
+    scores: Tensor,
+    bank: Tensor,
+    num_routed: int,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
     """Chooses the routed rows of one request.
 
@@ -52,7 +56,9 @@ def select(
         ValueError: If K is below one or the policy is unknown.
     """
     if num_routed < 1:
-        raise ValueError(f"num_routed is {num_routed}; route one visual token or more, or choose selector 'full'.")
+        raise ValueError(
+            f"num_routed is {num_routed}; route one visual token or more, or choose selector 'full'."
+        )
     if selector == "full":
         return torch.arange(len(bank) - 1, device=bank.device)
     if selector not in SELECTORS:

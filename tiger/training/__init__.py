@@ -1,1 +1,7 @@
-"""The two training stages as Lightning modules: KD warm-start and acceptance alignment."""
+"""The two training stages as Lightning modules."""
+
+from tiger.training.acceptance_alignment import AcceptanceAlignment
+from tiger.training.base import DraftTask
+from tiger.training.kd_warm_start import KDWarmStart
+
+__all__ = ["AcceptanceAlignment", "DraftTask", "KDWarmStart"]

@@ -1,16 +1,21 @@
-"""`python -m tiger.pairs.recipe verifier|drafter --output DIR`: trains one model of the tiny pair, resumable."""
+"""`python -m tiger.pairs.recipe verifier|drafter --output DIR`: trains one model of the tiny pair, resumable.
+
+`torchrun --nproc_per_node 2 -m tiger.pairs.recipe verifier` lets two processes share the steps.
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from transformers import Qwen3VLProcessor
 
 from tiger.pairs.recipe.architecture import build_model, build_processor, build_tokenizer
 from tiger.pairs.recipe.packing import Packer
-from tiger.pairs.recipe.train import DenseHead, train_language, train_tower
+from tiger.pairs.recipe.train import DenseHead, train_language, train_tower, world
 
 SEEDS = {"verifier": 0, "drafter": 50_000_000}
 LANGUAGE_SEED = 10_000_000
@@ -28,6 +33,8 @@ def main() -> None:
     parser.add_argument("--no_compile", action="store_true", help="train without torch.compile (no C++ compiler)")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    if "WORLD_SIZE" in os.environ:
+        dist.init_process_group("gloo")
     tokenizer_folder = args.output / "tokenizer"
     if not tokenizer_folder.exists():
         build_processor(build_tokenizer()).save_pretrained(tokenizer_folder)
@@ -47,8 +54,9 @@ def main() -> None:
         seed + LANGUAGE_SEED,
         compiled=not args.no_compile,
     )
-    model.to(torch.bfloat16).save_pretrained(folder)
-    processor.save_pretrained(folder)
+    if world()[0] == 0:
+        model.to(torch.bfloat16).save_pretrained(folder)
+        processor.save_pretrained(folder)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Qwen3VLForConditionalGeneration
@@ -68,6 +69,20 @@ def learning_rate(step: int, steps: int, warmup: int = 100, decay: float = 0.5) 
     return min(1.0, (step + 1) / warmup, max(0.0, (steps - step) / (decay * steps)))
 
 
+def world() -> tuple[int, int]:
+    """Rank and number of processes of the run, which share each step under `torchrun`."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def average_gradients(module: nn.Module, count: int) -> None:
+    """Averages the gradients over the processes of the run."""
+    gradients = [p.grad for p in module.parameters() if p.grad is not None]
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(flat)
+    for gradient, value in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+        gradient.copy_(value.view_as(gradient) / count)
+
+
 class Trainer:
     """Runs one resumable stage.
 
@@ -111,8 +126,12 @@ class Trainer:
         os.replace(self.folder / "state.tmp", self.folder / "state.pt")
 
     def run(self, batch_size: int, seed: int, weights: dict[str, float] | None = None, log_every: int = 20) -> None:
-        """Trains until `steps`; prints a line every `log_every` steps and saves every 200."""
-        stream = batches(seed + self.step * batch_size, batch_size, weights)
+        """Trains until `steps`; prints a line every `log_every` steps and saves every 100.
+
+        Each process of a run reads its own stream, so more processes mean larger steps.
+        """
+        rank, count = world()
+        stream = batches(seed + rank * 5_000_000 + self.step * batch_size, batch_size, weights)
         started = time.time() - self.seconds
         while self.step < self.steps:
             for optimizer in self.optimizers:
@@ -121,16 +140,20 @@ class Trainer:
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 loss, figures = self.loss(next(stream))
             loss.backward()
+            if count > 1:
+                average_gradients(self.module, count)
             nn.utils.clip_grad_norm_(self.module.parameters(), 1.0)
             for optimizer in self.optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
             self.step += 1
             self.seconds = time.time() - started
+            if rank > 0:
+                continue
             if self.step % log_every == 0 or self.step == self.steps:
                 text = " ".join(f"{k} {v:.3f}" for k, v in figures.items())
                 print(f"{self.folder.name} {self.step}/{self.steps} {self.seconds:.0f}s {text}", flush=True)
-            if self.step % 200 == 0 or self.step == self.steps:
+            if self.step % 100 == 0 or self.step == self.steps:
                 self.save()
 
 

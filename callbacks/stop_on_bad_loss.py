@@ -1,0 +1,36 @@
+"""Stops a run whose loss is no longer a number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
+
+class StopOnBadLoss(Callback):
+    """Raises before the backward pass of a NaN or infinite loss, so weights and checkpoints stay good."""
+
+    def __init__(self) -> None:
+        self.example_ids: list[str] = []
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Remembers which examples the loss belongs to."""
+        self.example_ids = [example.prompt.id for example in batch.examples]
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        """Checks the loss.
+
+        Raises:
+            ValueError: If it is not finite; naming the step, the examples and what to try.
+        """
+        if torch.isfinite(loss).all():
+            return
+        checkpoint = getattr(trainer.checkpoint_callback, "last_model_path", "")
+        resume = f"The last good checkpoint is {checkpoint}." if checkpoint else "No checkpoint was written before."
+        raise ValueError(
+            f"The loss is {float(loss.detach().float().mean())} at step {trainer.global_step} on the examples "
+            f"{', '.join(self.example_ids)}. {resume} Try a lower learning rate, `--trainer.gradient_clip_val 1`, "
+            "`--trainer.precision 32-true`, or leave these examples out; resume with `--ckpt_path last`."
+        )

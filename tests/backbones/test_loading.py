@@ -1,0 +1,98 @@
+import copy
+import json
+
+import pytest
+import torch
+
+from tests.helpers import fresh_backbone, hf_inputs, picture, prompts, save_backbone, tiny_backbone
+from tiger.backbones import loading
+from tiger.backbones.images import load_image
+from tiger.backbones.loading import check_pair, load_backbone, resolve
+from tiger.decoding.speculative import SpeculativeDecoder
+from tiger.drafting.routed import RoutedDrafter
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    target = tmp_path_factory.mktemp("verifier")
+    save_backbone(tiny_backbone(), target)
+    return target
+
+
+def test_a_saved_folder_gives_the_same_logits(folder):
+    backbone, prompt = load_backbone(str(folder)), prompts(1)[0]
+    assert not backbone.training
+    assert backbone.dtype == torch.float32
+    with torch.no_grad():
+        expected = tiny_backbone().model(**hf_inputs(prompt)).logits
+        assert torch.equal(backbone.model(**hf_inputs(prompt)).logits, expected)
+    assert backbone.eos_ids == tiny_backbone().eos_ids
+    assert torch.equal(backbone.prepare(prompt).ids, tiny_backbone().prepare(prompt).ids)
+
+
+def test_dtype_is_what_was_asked_for(folder):
+    assert load_backbone(str(folder), dtype="bfloat16").dtype == torch.bfloat16
+    with pytest.raises(ValueError, match="Unknown dtype 'half'"):
+        load_backbone(str(folder), dtype="half")
+
+
+def test_shipped_names_resolve(monkeypatch, tmp_path):
+    (tmp_path / "tiny" / "verifier").mkdir(parents=True)
+    monkeypatch.setattr(loading, "SHIPPED", tmp_path)
+    assert resolve("tiny/verifier") == str(tmp_path / "tiny" / "verifier")
+    assert resolve("org/model") == "org/model"
+
+
+def test_missing_folder_and_missing_config(tmp_path):
+    for name in (str(tmp_path / "nothing"), "./nothing", "tiny/nothing"):
+        with pytest.raises(FileNotFoundError, match="There is no folder"):
+            load_backbone(name)
+    with pytest.raises(FileNotFoundError, match=r"no config\.json"):
+        load_backbone(str(tmp_path))
+
+
+def test_unsupported_family(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    with pytest.raises(ValueError, match="'bert' model; supported families: qwen3_vl"):
+        load_backbone(str(tmp_path))
+
+
+def test_pairs_share_one_tokenizer():
+    verifier, drafter = tiny_backbone(), fresh_backbone("drafter", 1, 1)
+    check_pair(verifier, drafter)
+    drafter.processor = copy.copy(drafter.processor)
+    drafter.processor.tokenizer = copy.deepcopy(drafter.processor.tokenizer)
+    check_pair(verifier, drafter)
+    drafter.processor.tokenizer.add_tokens(["<new>"])
+    with pytest.raises(ValueError, match="'<new>': id None in the verifier"):
+        check_pair(verifier, drafter)
+    with pytest.raises(ValueError, match="share one tokenizer"):
+        SpeculativeDecoder(verifier, RoutedDrafter(drafter))
+
+
+def test_pairs_share_one_vocabulary_size():
+    drafter = fresh_backbone("drafter", 1, 1)
+    drafter.model.config.text_config.vocab_size += 64
+    with pytest.raises(ValueError, match=r"scores \d+ tokens and the drafter \d+"):
+        check_pair(tiny_backbone(), drafter)
+
+
+def test_images_are_read_in_rgb(tmp_path):
+    picture().convert("RGBA").save(tmp_path / "a.png")
+    image = load_image(tmp_path / "a.png")
+    assert image.mode == "RGB"
+    assert image.tobytes() == picture().tobytes()
+
+
+def test_missing_image(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no image file .*gone\.png"):
+        load_image(tmp_path / "gone.png")
+
+
+def test_unreadable_images(tmp_path):
+    (tmp_path / "text.png").write_text("no image")
+    picture().save(tmp_path / "whole.png")
+    (tmp_path / "cut.png").write_bytes((tmp_path / "whole.png").read_bytes()[:300])
+    for name in ("text.png", "cut.png"):
+        with pytest.raises(ValueError, match=f"{name}.*cannot be read as an image"):
+            load_image(tmp_path / name)

@@ -1,0 +1,176 @@
+"""The verifier's answers are generated once, survive a kill, and are found again."""
+
+import json
+from array import array
+
+import pytest
+import torch
+
+from data_modules import responses
+from data_modules.examples import PromptFormat
+from data_modules.mixture import Mixture, Share
+from data_modules.responses import FINISHED, PARTIAL, ResponseSettings, fingerprint, load_or_generate
+from data_modules.sources import ChartQA, Llava
+from data_modules.world_rows import WorldRows
+from tests.helpers import fresh_backbone, tiny_backbone
+from tiger.decoding.autoregressive import AutoregressiveDecoder
+
+SETTINGS = ResponseSettings(max_new_tokens=5)
+
+
+@pytest.fixture(scope="module")
+def verifier(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("verifier")
+    backbone = fresh_backbone()
+    backbone.model.save_pretrained(folder)
+    backbone.processor.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def form(verifier):
+    return PromptFormat(verifier)
+
+
+@pytest.fixture(scope="module")
+def mixture():
+    return Mixture(
+        "train", [Share(source(), WorldRows(source.name, "train", 0, 20), 5) for source in (Llava, ChartQA)]
+    )
+
+
+def answer(mixture, form, verifier, folder, settings=SETTINGS, load=tiny_backbone):
+    return load_or_generate(mixture, form, verifier, settings, folder, load, batch_size=3)
+
+
+def refuse():
+    pytest.fail("the verifier was loaded again")
+
+
+@pytest.fixture
+def finished(mixture, form, verifier, tmp_path):
+    answer(mixture, form, verifier, tmp_path)
+    (path,) = tmp_path.rglob(FINISHED)
+    return path
+
+
+def test_answers_are_the_verifiers_own(mixture, form, verifier, tmp_path):
+    found = answer(mixture, form, verifier, tmp_path)
+    decoder = AutoregressiveDecoder(tiny_backbone(), SETTINGS.max_new_tokens)
+    expected = decoder.generate([form.prompt(record) for record in mixture])
+    assert {a.id: a.tokens for a in expected} == {key: found(key) for key in found.tokens}
+    assert found.truncated == sum(a.finish == "length" for a in expected) > 0
+    assert len(found) == len(mixture) == 10
+
+
+def test_finished_answers_are_read(finished, mixture, form, verifier, tmp_path):
+    assert len(answer(mixture, form, verifier, tmp_path, load=refuse)) == 10
+    assert not list(tmp_path.rglob(PARTIAL))
+    assert json.loads((finished.parent / "settings.json").read_text())["mixture"] == mixture.manifest
+
+
+@pytest.mark.parametrize("lines", [0, 1, 4, 10])
+@pytest.mark.parametrize("tail", ["", '{"id": "train/scene/12', "\x00"])
+def test_a_killed_run_is_completed(finished, mixture, form, verifier, tmp_path, lines, tail):
+    whole = finished.read_text()
+    kept = "".join(whole.splitlines(keepends=True)[:lines])
+    finished.unlink()
+    (finished.parent / PARTIAL).write_text(kept + tail)
+    answer(mixture, form, verifier, tmp_path, load=refuse if lines == 10 else tiny_backbone)
+    assert finished.read_text().startswith(kept)
+    assert sorted(finished.read_text().splitlines()) == sorted(whole.splitlines())
+
+
+def test_a_kill_while_answering_leaves_whole_batches(mixture, form, verifier, tmp_path, monkeypatch):
+    generate, calls = AutoregressiveDecoder.generate, []
+
+    def dies(self, prompts):
+        calls.append(prompts)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return generate(self, prompts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AutoregressiveDecoder, "generate", dies)
+        with pytest.raises(KeyboardInterrupt):
+            answer(mixture, form, verifier, tmp_path)
+    (partial,) = tmp_path.rglob(PARTIAL)
+    assert len(partial.read_text().splitlines()) == 6
+    assert not list(tmp_path.rglob(FINISHED))
+    assert len(answer(mixture, form, verifier, tmp_path)) == 10
+
+
+@pytest.mark.parametrize("change", ["settings", "template", "mixture", "weights"])
+def test_other_answers_have_another_file(change, mixture, form, verifier, tmp_path, monkeypatch):
+    answer(mixture, form, verifier, tmp_path)
+    settings = SETTINGS
+    if change == "settings":
+        settings = ResponseSettings(max_new_tokens=4)
+    elif change == "template":
+        form = PromptFormat(verifier, "{question} Explain.")
+    elif change == "mixture":
+        mixture = Mixture("train", [Share(Llava(), WorldRows("llava", "train", 1, 20), 3)])
+    else:
+        monkeypatch.setattr(responses, "fingerprint", lambda name: "other weights")
+    answer(mixture, form, verifier, tmp_path, settings)
+    assert len(list(tmp_path.rglob(FINISHED))) == 2
+
+
+def test_a_finished_file_that_lacks_answers_is_refused(finished, mixture, form, verifier, tmp_path):
+    finished.write_text("".join(finished.read_text().splitlines(keepends=True)[1:]))
+    with pytest.raises(ValueError, match=r"lacks 1 answers.*Delete"):
+        answer(mixture, form, verifier, tmp_path, load=refuse)
+
+
+def test_sampled_answers_do_not_depend_on_their_batch(mixture, form, verifier, tmp_path):
+    settings = ResponseSettings(max_new_tokens=5, temperature=1.0, seed=3)
+    one = answer(mixture, form, verifier, tmp_path / "1", settings)
+    two = load_or_generate(mixture, form, verifier, settings, tmp_path / "2", tiny_backbone, batch_size=10)
+    assert one.tokens == two.tokens
+    assert all(isinstance(tokens, array) for tokens in one.tokens.values())
+
+
+def test_fingerprint_reads_content_alone(tmp_path):
+    files = {"config.json": b"{}", "model.safetensors": b"12", "tokenizer.json": b"[]"}
+
+    def write(folder, **changes):
+        folder.mkdir()
+        for name, content in (files | {k.replace("__", "."): v for k, v in changes.items()}).items():
+            (folder / name).write_bytes(content)
+        return fingerprint(str(folder))
+
+    first = write(tmp_path / "a")
+    assert write(tmp_path / "b") == first
+    assert write(tmp_path / "c", model__safetensors=b"13") != first
+    assert write(tmp_path / "d", config__json=b"[]") != first
+    assert write(tmp_path / "e", notes__md=b"no part of the model") == first
+
+
+def test_prompt_length_is_that_of_the_models_input(mixture, form):
+    backbone = tiny_backbone()
+    for record in mixture:
+        prompt = form.prompt(record)
+        assert form.length(prompt) == len(backbone.prepare(prompt).ids)
+
+
+def test_room_is_what_the_prompt_leaves(mixture, verifier):
+    prompt = PromptFormat(verifier).prompt(mixture[0])
+    length = PromptFormat(verifier).length(prompt)
+    for limit, wanted, room in [(length + 3, 9, 3), (length + 3, 2, 2), (length, 1, 0), (1000, 9, 9)]:
+        assert PromptFormat(verifier, max_length=limit).room(prompt, wanted) == room
+    assert PromptFormat(verifier, max_length=length).too_long(mixture[0]) == "prompt_too_long"
+    assert PromptFormat(verifier, max_length=length + 1).too_long(mixture[0]) is None
+
+
+def test_reference_answers_end_with_the_end_token(form):
+    ids = form.answer_ids("The sign says K7.")
+    assert ids.dtype == torch.int64
+    assert form.processor.tokenizer.decode(ids[:-1]) == "The sign says K7."
+    assert ids[-1] == form.processor.tokenizer.eos_token_id
+
+
+def test_bad_formats_are_refused(verifier):
+    with pytest.raises(ValueError, match=r"must contain \{question\}"):
+        PromptFormat(verifier, "Answer this.")
+    with pytest.raises(FileNotFoundError, match=r"no folder '\./nowhere'"):
+        PromptFormat("./nowhere")

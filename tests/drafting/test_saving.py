@@ -1,0 +1,67 @@
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.helpers import prompts, save_backbone, tiny_backbone, tiny_drafter
+from tiger.decoding.speculative import SpeculativeDecoder
+from tiger.drafting.saving import ROUTER_FILE, SETTINGS_FILE, load_drafter, save_drafter
+
+
+@pytest.fixture
+def folder(tmp_path):
+    save_drafter(tiny_drafter("static", "inline", "text", 5), tmp_path, stage="kd")
+    return tmp_path
+
+
+def test_settings_and_weights_come_back(folder):
+    drafter, saved = load_drafter(str(folder)), tiny_drafter("static", "inline", "text", 5)
+    assert (drafter.selector, drafter.layout, drafter.query, drafter.num_routed) == (
+        "static",
+        "inline",
+        "text",
+        5,
+    )
+    assert not drafter.training
+    for left, right in zip(drafter.state_dict().values(), saved.state_dict().values(), strict=True):
+        assert torch.equal(left, right)
+    assert json.loads((folder / SETTINGS_FILE).read_text())["stage"] == "kd"
+    request = prompts(1)
+    answers = [SpeculativeDecoder(tiny_backbone(), d, 3, 8).generate(request)[0] for d in (drafter, saved)]
+    assert [r.drafted for r in answers[0].rounds] == [r.drafted for r in answers[1].rounds]
+
+
+def test_overrides_replace_settings(folder):
+    drafter = load_drafter(str(folder), num_routed=3, layout="suffix", selector=None)
+    assert (drafter.num_routed, drafter.layout, drafter.selector) == (3, "suffix", "static")
+    with pytest.raises(ValueError, match=r"\['blocks'\].*selector, layout, query, num_routed"):
+        load_drafter(str(folder), blocks=3)
+    with pytest.raises(ValueError, match="num_routed is 0"):
+        load_drafter(str(folder), num_routed=0)
+
+
+def test_a_plain_model_sees_everything_inline(tmp_path):
+    save_backbone(tiny_backbone("drafter", 1, 2), tmp_path)
+    drafter = load_drafter(str(tmp_path))
+    assert (drafter.selector, drafter.layout) == ("full", "inline")
+
+
+def test_a_router_of_another_model_is_refused(folder):
+    wide = {name: torch.zeros(192, 192) for name in load_file(folder / ROUTER_FILE)}
+    save_file(wide, folder / ROUTER_FILE)
+    with pytest.raises(ValueError, match=r"belongs to another model.*drafter of width 128"):
+        load_drafter(str(folder))
+
+
+def test_a_drafter_of_another_vocabulary_is_refused(folder):
+    drafter = load_drafter(str(folder))
+    drafter.backbone.model.resize_token_embeddings(drafter.backbone.vocab_size + 3)
+    save_drafter(drafter, folder)
+    with pytest.raises(ValueError, match="must share one vocabulary"):
+        SpeculativeDecoder(tiny_backbone(), load_drafter(str(folder)))
+
+
+def test_dtype_holds_for_router_and_model(folder):
+    drafter = load_drafter(str(folder), dtype="bfloat16")
+    assert {p.dtype for p in drafter.parameters()} == {torch.bfloat16}

@@ -1,0 +1,93 @@
+import inspect
+
+import pytest
+
+from tests.helpers import agreeing_drafter, prompts, save_backbone, tiny_backbone
+from tiger.decoding.autoregressive import AutoregressiveDecoder
+from tiger.drafting.saving import save_drafter
+from tiger.evaluation.generate import generate, read_images, stream, summary
+from tiger.report.pieces import piece, pieces
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pair")
+    verifier = tiny_backbone(layers=1)
+    save_backbone(verifier, folder / "verifier")
+    save_drafter(agreeing_drafter(verifier, noise=0.5), folder / "drafter")
+    prompts(1)[0].images[0].save(folder / "image.png")
+    return folder
+
+
+def ask(pair, **changes):
+    settings = {
+        "images": [pair / "image.png"],
+        "prompt": "What is in the picture?",
+        "verifier": str(pair / "verifier"),
+        "drafter": str(pair / "drafter"),
+        "block_size": 4,
+        "max_new_tokens": 12,
+    }
+    return generate(**settings | changes)
+
+
+def test_streamed_text_is_the_verifiers_own(pair, capsys):
+    answer = ask(pair, compare=True)
+    output = capsys.readouterr().out
+    plain = ask(pair, drafter=None)
+    assert answer.tokens == plain.tokens
+    assert output.startswith(answer.text.rstrip("\ufffd"))
+    assert f"{len(answer.rounds)} rounds · AccLen" in output
+    assert "x autoregressive speed" in output
+    assert "rounds" not in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_trace_is_written(pair, tmp_path, capsys):
+    answer = ask(pair, trace=tmp_path / "deep" / "page.html", num_routed=3)
+    assert all(len(r.route) == 64 for r in answer.rounds) or all(len(r.route) == 3 for r in answer.rounds)
+    assert "What is in the picture?" in (tmp_path / "deep" / "page.html").read_text()
+    assert "Trace written" in capsys.readouterr().out
+
+
+def test_listener_hears_every_round_of_a_batch_of_one(pair):
+    heard = []
+    backbone = tiny_backbone(layers=1)
+    answer = AutoregressiveDecoder(backbone, 6).generate(
+        prompts(1), stream(backbone.tokenizer, heard.append)
+    )[0]
+    assert "".join(heard) == answer.text.rstrip("\ufffd")
+
+
+def test_pieces_join_to_the_text():
+    tokenizer = tiny_backbone(layers=1).tokenizer
+    text = "A café costs 3 €, naïve 🐯!"
+    ids = tokenizer(text)["input_ids"]
+    assert "".join(pieces(tokenizer, ids)) == text
+    euro = tokenizer("€")["input_ids"]
+    assert len(euro) == 3
+    assert piece(tokenizer, euro[:1], euro[1]) == ""
+
+
+def test_every_option_is_documented():
+    document = inspect.getdoc(generate)
+    assert all(f"    {name}: " in document for name in inspect.signature(generate).parameters)
+
+
+def test_summary_without_rounds():
+    backbone = tiny_backbone(layers=1)
+    answer = AutoregressiveDecoder(backbone, 2).generate(prompts(1))[0]
+    assert summary(answer, 8).startswith("2 tokens · ")
+
+
+def test_image_errors(tmp_path):
+    with pytest.raises(ValueError, match="needs one image"):
+        read_images([])
+    with pytest.raises(FileNotFoundError, match=r"no image file .*cat\.png"):
+        read_images([tmp_path / "cat.png"])
+    (tmp_path / "text.png").write_text("no picture")
+    with pytest.raises(ValueError, match="cannot be read as an image"):
+        read_images([tmp_path / "text.png"])
+    prompts(1)[0].images[0].save(tmp_path / "cut.png")
+    (tmp_path / "cut.png").write_bytes((tmp_path / "cut.png").read_bytes()[:200])
+    with pytest.raises(ValueError, match="cannot be read as an image"):
+        read_images([tmp_path / "cut.png"])

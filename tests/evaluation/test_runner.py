@@ -1,0 +1,170 @@
+import csv
+import json
+
+import pytest
+import torch
+
+from tests.helpers import agreeing_drafter, save_backbone, tiny_backbone
+from tiger.drafting.saving import save_drafter
+from tiger.evaluation import decoders as decoders_module
+from tiger.evaluation.runner import benchmark
+
+KEYS = {
+    *(
+        "decoder",
+        "dataset",
+        "temperature",
+        "batch_size",
+        "num_prompts",
+        "acclen",
+        "acclen_low",
+        "acclen_high",
+    ),
+    *("p_accept_ge", "rounds_per_token", "tokens_per_second", "speedup", "latency_s", "other_share", "exact"),
+}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pair")
+    verifier = tiny_backbone(layers=2)
+    save_backbone(verifier, folder / "verifier")
+    for name, noise in (("vanilla", 2.0), ("kd", 0.5), ("tiger", 0.0)):
+        save_drafter(agreeing_drafter(verifier, noise), folder / name)
+    return folder
+
+
+def run(pair, output, **changes):
+    settings = {
+        "verifier": str(pair / "verifier"),
+        "decoders": {name: str(pair / name) for name in ("vanilla", "kd", "tiger")},
+        "num_prompts": 4,
+        "speed_prompts": 2,
+        "speed_repeats": 2,
+        "block_size": 4,
+        "block_sizes": {"kd@1": 3},
+        "max_new_tokens": 12,
+        "output": output,
+        "num_threads": None,
+    }
+    return benchmark(**settings | changes)
+
+
+@pytest.fixture(scope="module")
+def done(pair, tmp_path_factory):
+    torch.manual_seed(0)
+    output = tmp_path_factory.mktemp("results")
+    return run(pair, output), output
+
+
+def test_cells_have_every_key(done):
+    cells, output = done
+    assert [(c["temperature"], c["decoder"]) for c in cells] == [
+        (t, name) for t in (0.0, 1.0) for name in ("autoregressive", "vanilla", "kd", "tiger")
+    ]
+    assert all(cell.keys() >= KEYS for cell in cells)
+    read = json.loads((output / "metrics.json").read_text())
+    assert [cell["acclen"] for cell in read] == [cell["acclen"] for cell in cells]
+
+
+def test_greedy_answers_are_the_verifiers_own(done):
+    cells, _ = done
+    assert [cell["exact"] for cell in cells] == [1.0] * 4 + [None] * 4
+
+
+def test_values_are_plausible(done):
+    cells, _ = done
+    plain = cells[0]
+    assert (plain["acclen"], plain["p_accept_ge"], plain["rounds_per_token"]) == (0, {}, 1)
+    assert plain["speedup"] == 1
+    for cell in cells:
+        assert cell["acclen_low"] <= cell["acclen"] <= cell["acclen_high"]
+        assert cell["tokens_per_second"] > 0
+        assert 0 <= cell["other_share"] < 1
+    by_name = {(cell["decoder"], cell["temperature"]): cell for cell in cells}
+    assert by_name["tiger", 0]["acclen"] > by_name["vanilla", 0]["acclen"]
+    assert max(by_name["kd", 1]["p_accept_ge"]) == 3
+    assert by_name["kd", 1]["block_size"] == 3
+
+
+def test_differences_and_tables(done):
+    cells, output = done
+    differences = json.loads((output / "differences.json").read_text())
+    assert [(d["left"], d["right"], d["temperature"]) for d in differences] == [
+        (left, right, t) for t in (0, 1) for left, right in (("kd", "vanilla"), ("tiger", "kd"))
+    ]
+    acclen = {(cell["decoder"], cell["temperature"]): cell["acclen"] for cell in cells}
+    for d in differences:
+        expected = acclen[d["left"], d["temperature"]] - acclen[d["right"], d["temperature"]]
+        assert d["difference"] == pytest.approx(expected)
+    rows = list(csv.DictReader((output / "table.csv").open()))
+    assert float(rows[3]["acclen"]) == pytest.approx(cells[3]["acclen"])
+    assert "| tiger | 0 | 1 |" in (output / "table.md").read_text()
+
+
+def test_samples_hold_what_the_metrics_came_from(done):
+    cells, output = done
+    samples = [json.loads(line) for line in (output / "samples.jsonl").read_text().splitlines()]
+    mine = [s for s in samples if s["decoder"] == "tiger" and s["temperature"] == 0]
+    assert len(mine) == 4
+    accepted = [a for s in mine for a in s["accepted"]]
+    assert sum(accepted) / len(accepted) == pytest.approx(cells[3]["acclen"])
+    assert all(len(s["tokens"]) <= 12 and s["seconds"] > 0 for s in mine)
+
+
+def test_finished_cells_are_read_back(done, pair, monkeypatch):
+    cells, output = done
+
+    def fail(self, *args):
+        raise AssertionError("decoded again")
+
+    monkeypatch.setattr(decoders_module.Decoders, "build", fail)
+    assert json.dumps(run(pair, output)) == json.dumps(cells)
+
+
+def test_only_what_is_missing_is_decoded(done, pair, tmp_path, monkeypatch):
+    cells, output = done
+    lines = (output / "samples.jsonl").read_text().splitlines(keepends=True)
+    # The last cell lost one record, and the process died in the middle of a line.
+    (tmp_path / "samples.jsonl").write_text("".join(lines[:-1]) + lines[-1][:40])
+    built = []
+    build = decoders_module.Decoders.build
+    monkeypatch.setattr(
+        decoders_module.Decoders, "build", lambda self, *a: built.append(a) or build(self, *a)
+    )
+    again = run(pair, tmp_path, speed_prompts=0)
+    assert built == [("tiger", 1.0)]
+    assert [cell["acclen"] for cell in again] == [cell["acclen"] for cell in cells]
+    assert {cell["speedup"] for cell in again} == {None}
+
+
+def test_a_retrained_drafter_is_decoded_again(done, pair, tmp_path, monkeypatch):
+    _, output = done
+    (tmp_path / "samples.jsonl").write_bytes((output / "samples.jsonl").read_bytes())
+    monkeypatch.setattr(decoders_module, "fingerprint", lambda folder: ["changed"])
+    run(
+        pair,
+        tmp_path,
+        speed_prompts=0,
+        temperatures=[0.0],
+        decoders={"tiger": str(pair / "tiger")},
+        block_sizes={},
+    )
+    assert len((tmp_path / "samples.jsonl").read_text().splitlines()) == 8 * 4 + 2 * 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"decoders": {"tiger": None}}, "all others need one"),
+        ({"block_sizes": {"tigre": 4}}, "block_sizes names tigre"),
+        ({"batch_sizes": [0]}, "must be one or more"),
+        ({"num_threads": 0}, "num_threads is 0"),
+        ({"dataset": "imagenet"}, "Unknown data set 'imagenet'; choose one of synthetic"),
+        ({"num_prompts": 0}, "num_prompts is 0"),
+        ({"speed_repeats": 0, "temperatures": [0.0], "decoders": {}}, "0 repeats"),
+    ],
+)
+def test_errors_say_what_is_wrong(pair, tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        run(pair, tmp_path, **changes | {"block_sizes": changes.get("block_sizes", {})})

@@ -1,0 +1,116 @@
+"""Tiny random models and prompts that every test folder shares."""
+
+import copy
+from functools import lru_cache
+
+import torch
+from PIL import Image
+
+from data_modules.synthetic.world import generate
+from tiger.backbones.base import Prompt
+from tiger.backbones.qwen3_vl import Qwen3VLBackbone
+from tiger.drafting.routed import RoutedDrafter
+from tiger.pairs.recipe import architecture
+
+
+@lru_cache
+def processor():
+    """Processor of the tiny pair's shape, with a tokenizer trained on little text."""
+    return architecture.build_processor(architecture.build_tokenizer(num_samples=60))
+
+
+@lru_cache
+def _model(role, seed, layers):
+    sizes = copy.deepcopy(architecture.SIZES)
+    try:
+        architecture.SIZES[role]["text"]["num_hidden_layers"] = layers
+        architecture.SIZES[role]["vision"]["depth"] = 2
+        model = architecture.build_model(role, processor().tokenizer, seed).eval()
+    finally:
+        architecture.SIZES.clear()
+        architecture.SIZES.update(sizes)
+    with torch.no_grad():  # larger weights, so that random models do not repeat one token
+        for parameter in model.parameters():
+            if parameter.ndim >= 2:
+                parameter.mul_(2.5)
+    return model
+
+
+def tiny_backbone(role="verifier", seed=0, layers=3):
+    """A randomly initialised backbone; the model is shared between calls, so change no weights."""
+    return Qwen3VLBackbone(_model(role, seed, layers), processor())
+
+
+def fresh_backbone(role="verifier", seed=0, layers=3):
+    """The same with a model of its own."""
+    return Qwen3VLBackbone(copy.deepcopy(_model(role, seed, layers)), processor())
+
+
+def tiny_drafter(selector="routed", layout="suffix", query="visual", num_routed=8, seed=1):
+    """A randomly initialised routed drafter."""
+    torch.manual_seed(seed)
+    return RoutedDrafter(tiny_backbone("drafter", seed, 2), selector, layout, query, num_routed).eval()
+
+
+def agreeing_drafter(verifier, noise=0.0, seed=7):
+    """A drafter that copies the verifier, its language model disturbed by `noise` times its spread."""
+    model = copy.deepcopy(verifier.model)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.model.language_model.parameters():
+            spread = parameter.std() if parameter.ndim >= 2 else 0.0
+            parameter += noise * spread * torch.randn(parameter.shape, generator=generator)
+    return RoutedDrafter(Qwen3VLBackbone(model, verifier.processor), "full", "inline").eval()
+
+
+def save_backbone(backbone, folder):
+    """Writes a folder that `load_backbone` reads."""
+    backbone.model.save_pretrained(folder)
+    backbone.processor.save_pretrained(folder)
+
+
+def picture(seed=0):
+    """A rendered scene."""
+    return Image.fromarray(generate(seed).image)
+
+
+def prompts(count):
+    """Requests of different lengths: one image, two images, no image, and again."""
+    made = []
+    for index in range(count):
+        images = tuple(picture(10 * index + i) for i in range((1, 2, 0)[index % 3]))
+        made.append(Prompt(generate(index).turns[0].question, images, id=f"p{index}"))
+    return made
+
+
+def hf_inputs(prompt):
+    """What the processor gives transformers' own call for a prompt."""
+    content = [{"type": "image", "image": image} for image in prompt.images]
+    messages = [{"role": "user", "content": [*content, {"type": "text", "text": prompt.text}]}]
+    return processor().apply_chat_template(
+        messages, tokenize=True, return_dict=True, return_tensors="pt", add_generation_prompt=True
+    )
+
+
+def hf_generate(backbone, prompt, **options):
+    """New tokens of transformers' `generate`."""
+    inputs = hf_inputs(prompt)
+    output = backbone.model.generate(**inputs, **{"do_sample": False, **options})
+    return output[0, inputs["input_ids"].shape[1] :].tolist()
+
+
+def save_pair(folder, layers=1):
+    """Writes a tiny random pair; the options that make a task and its data use it, on few examples."""
+    for seed, role in enumerate(("verifier", "drafter")):
+        save_backbone(tiny_backbone(role, seed, layers), folder / role)
+    return [
+        f"--model.init_args.verifier={folder / 'verifier'}",
+        f"--model.init_args.drafter={folder / 'drafter'}",
+        "--model.init_args.max_new_tokens=6",
+        f"--data.init_args.cache_dir={folder / 'cache'}",
+        "--data.init_args.max_new_tokens=6",
+        "--data.init_args.num_train=12",
+        "--data.init_args.num_validation=2",
+        "--data.init_args.num_test=2",
+        "--data.init_args.batch_size=2",
+    ]

@@ -1,0 +1,85 @@
+"""A killed run, resumed from its last checkpoint, ends with the weights of an uninterrupted one, bit by bit."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from helpers import save_pair
+from tiger.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS, KILLED_AT, SAVED_AT = 8, 5, 4
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    return save_pair(tmp_path_factory.mktemp("pair"))
+
+
+def config(folder, name, experiment, *extra):
+    """A short run of an experiment that saves every second step and validates in between."""
+    checkpoint = {"every_n_train_steps": 2, "save_last": True}
+    path = folder / f"{name}.yaml"
+    content = {
+        "extends": str(ROOT / "configs/experiment" / experiment),
+        "trainer": {
+            "max_steps": STEPS,
+            "val_check_interval": 3,
+            "enable_progress_bar": False,
+            "logger": {"init_args": {"save_dir": str(folder), "name": name}},
+            "callbacks+": [{"class_path": "ModelCheckpoint", "init_args": checkpoint}, *extra],
+        },
+    }
+    path.write_text(yaml.safe_dump(content))
+    return ["fit", "--config", str(path)]
+
+
+def killed(words):
+    """Runs the command line in its own process, which must end by SIGKILL."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests/integration")])}
+    done = subprocess.run(
+        [sys.executable, "-m", "tiger", *words], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("experiment", ["tiny_kd.yaml", "tiny_align.yaml"])
+def test_killed_run_resumes_bit_equal(experiment, pair, tmp_path):
+    kill = {"class_path": "killer.KillAt", "init_args": {"step": KILLED_AT}}
+    killed([*config(tmp_path, "interrupted", experiment, kill), *pair])
+    last = torch.load(tmp_path / "interrupted/checkpoints/last.ckpt", weights_only=True)
+    assert last["global_step"] == SAVED_AT
+    assert not any(name.startswith("verifier.") for name in last["state_dict"])
+    whole = main([*config(tmp_path, "whole", experiment), *pair])
+    resumed = main([*config(tmp_path, "interrupted", experiment), *pair, "--ckpt_path=last"])
+    assert whole.trainer.global_step == resumed.trainer.global_step == STEPS
+    expected, found = whole.model.state_dict(), resumed.model.state_dict()
+    assert expected.keys() == found.keys()
+    different = [name for name in expected if not torch.equal(expected[name], found[name])]
+    assert not different
+    trained = [name for name, value in expected.items() if not torch.equal(value, last["state_dict"][name])]
+    assert trained, "the steps after the checkpoint changed nothing, so the comparison proves nothing"
+
+
+def test_resume_without_a_checkpoint_starts_from_the_beginning(pair, tmp_path):
+    words = [*config(tmp_path, "fresh", "tiny_kd.yaml"), *pair, "--trainer.max_steps=1"]
+    with pytest.warns(UserWarning, match="no last checkpoint available"):
+        resumed = main([*words, "--ckpt_path=last"])
+    assert resumed.trainer.global_step == 1
+
+
+def test_checkpoint_of_another_pair_is_refused(pair, tmp_path):
+    first = main([*config(tmp_path, "first", "tiny_kd.yaml"), *pair, "--trainer.max_steps=1"])
+    first.trainer.save_checkpoint(tmp_path / "first.ckpt")
+    other = save_pair(tmp_path / "other", layers=2)
+    words = [*config(tmp_path, "second", "tiny_kd.yaml"), *other]
+    with pytest.raises(ValueError, match="another pair.*weights missing"):
+        main([*words, f"--ckpt_path={tmp_path / 'first.ckpt'}"])
+    with pytest.raises(ValueError, match="another pair.*weights missing"):
+        main([*words, f"--model.init_args.init_from={tmp_path / 'first.ckpt'}"])

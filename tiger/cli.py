@@ -1,0 +1,132 @@
+"""The command line: `python -m tiger VERB`. Each verb imports only what it needs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import tiger
+
+VERBS = {
+    "fit": "Train a drafter: KD warm-start or acceptance alignment.",
+    "validate": "Decode the validation split with a drafter in training.",
+    "test": "Decode the test split with a drafter in training.",
+    "predict": "Decode the prediction split and return the generations.",
+    "generate": "Answer one prompt about an image, showing rounds and speed.",
+    "benchmark": "Compare decoders on a data split: AccLen, speed, exactness.",
+}
+PROGRAM = "python -m tiger"
+EXTENDS = "extends"
+
+
+def main(args: list[str] | None = None) -> Any:
+    """Runs one verb.
+
+    Args:
+        args: Command-line arguments, the verb first; those of the process by default.
+
+    Returns:
+        The verb's result: the `TigerCLI` of a Lightning verb, or what the function returns.
+
+    Raises:
+        SystemExit: After help (code 0) and after unusable arguments (code 2).
+    """
+    words = sys.argv[1:] if args is None else list(args)
+    if not words or words[0] in {"-h", "--help"}:
+        print(usage())
+        raise SystemExit(0)
+    if words[0] == "--version":
+        print(f"tiger {tiger.__version__}")
+        raise SystemExit(0)
+    verb = words[0]
+    if verb not in VERBS:
+        print(f"{PROGRAM}: error: unknown verb {verb!r}; choose one of: {', '.join(VERBS)}.", file=sys.stderr)
+        raise SystemExit(2)
+    options = expand_configs(words[1:])
+    if verb in {"generate", "benchmark"}:
+        return _call(_function(verb), verb, options)
+    return _lightning(verb, options)
+
+
+def usage() -> str:
+    """The text of `python -m tiger --help`."""
+    verbs = "\n".join(f"  {verb:<11}{line}" for verb, line in VERBS.items())
+    return (
+        f"usage: {PROGRAM} VERB [--config FILE ...] [options]\n\n"
+        "TIGER: exact speculative decoding for vision-language models with a routed drafter.\n\n"
+        f"verbs:\n{verbs}\n\n"
+        f"`{PROGRAM} VERB --help` lists the options of a verb; a later option or file overrides an earlier one."
+    )
+
+
+def expand_configs(words: list[str]) -> list[str]:
+    """Puts the files that a config `extends` in front of it, so that it overrides them.
+
+    Args:
+        words: Arguments after the verb. `extends: [FILE, ...]` at the top of a YAML file names its bases,
+            relative to the file itself.
+
+    Returns:
+        The arguments with every such file replaced by `--config` options, bases first.
+    """
+    expanded: list[str] = []
+    words = [part for word in words for part in _split_config(word)]
+    for option, value in zip(["", *words], [*words, ""], strict=True):
+        if option in {"-c", "--config"} and Path(value).is_file():
+            expanded[-1:] = [part for text in _bases(Path(value), ()) for part in ("--config", text)]
+        elif value:
+            expanded.append(value)
+    return expanded
+
+
+def _split_config(word: str) -> list[str]:
+    return word.split("=", 1) if word.startswith("--config=") else [word]
+
+
+def _bases(path: Path, below: tuple[Path, ...]) -> list[str]:
+    """The path, after its bases; a file with bases is given as text, without the `extends` entry.
+
+    Raises:
+        FileNotFoundError: If a base does not exist.
+        ValueError: If a file extends itself.
+    """
+    if path.resolve() in below:
+        raise ValueError(f"{path} extends itself by way of {below[-1]}; remove one of the two `extends` entries.")
+    if not path.is_file():
+        raise FileNotFoundError(f"{below[-1]} extends {path}, which does not exist; give a path relative to the former.")
+    content = yaml.safe_load(path.read_text()) or {}
+    if not isinstance(content, dict) or EXTENDS not in content:
+        return [str(path)]
+    names = content.pop(EXTENDS)
+    names = [names] if isinstance(names, str) else names
+    chain = (*below, path.resolve())
+    texts = [text for name in names for text in _bases(path.parent / name, chain)]
+    return [*texts, yaml.safe_dump(content, sort_keys=False)]
+
+
+def _function(verb: str) -> Callable[..., Any]:
+    """The plain function behind a verb; imported late, as it pulls in torch and transformers."""
+    if verb == "generate":
+        from tiger.evaluation.generate import generate
+
+        return generate
+    from tiger.evaluation.runner import benchmark
+
+    return benchmark
+
+
+def _call(function: Callable[..., Any], verb: str, options: list[str]) -> Any:
+    """Calls a function with its arguments taken from the command line and `--config` files."""
+    from jsonargparse import auto_cli
+
+    return auto_cli(function, args=options, as_positional=False, prog=f"{PROGRAM} {verb}", allow_abbrev=False)
+
+
+def _lightning(verb: str, options: list[str]) -> Any:
+    from tiger.training.lightning_cli import TigerCLI
+
+    return TigerCLI.run(verb, options)

@@ -1,0 +1,90 @@
+"""Bootstrap intervals of AccLen over prompts, alone and as paired differences of two decoders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tiger.decoding.records import Generation
+
+Counts = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A value with the ends of its confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def acceptance_counts(generations: Sequence[Generation]) -> Counts:
+    """Accepted tokens and rounds [P, 2] of each prompt."""
+    counts = [(sum(r.accepted for r in g.rounds), len(g.rounds)) for g in generations]
+    return np.array(counts, dtype=np.int64).reshape(-1, 2)
+
+
+def acclen_interval(
+    counts: Counts, resamples: int = 10_000, seed: int = 0, confidence: float = 0.95
+) -> Interval:
+    r"""AccLen with its percentile bootstrap interval.
+
+    Rounds of one prompt depend on each other, so whole prompts are resampled, and
+    AccLen = \sum_p accepted_p / \sum_p rounds_p over the resampled prompts p.
+
+    Args:
+        counts: Accepted tokens and rounds [P, 2].
+        resamples: Bootstrap resamples.
+        seed: Seed of the resampling.
+        confidence: Probability mass inside the interval.
+
+    Raises:
+        ValueError: If there is no prompt.
+    """
+    weights = _weights(len(counts), resamples, seed)
+    return _interval(float(_acclen(counts.sum(0))), _acclen(weights @ counts), confidence)
+
+
+def paired_difference(
+    left: Counts, right: Counts, resamples: int = 10_000, seed: int = 0, confidence: float = 0.95
+) -> Interval:
+    """AccLen(left) - AccLen(right) with its interval; both are resampled with the same prompts.
+
+    Args:
+        left: Accepted tokens and rounds [P, 2] of one decoder.
+        right: Those of another decoder on the same prompts in the same order.
+        resamples: Bootstrap resamples.
+        seed: Seed of the resampling.
+        confidence: Probability mass inside the interval.
+
+    Raises:
+        ValueError: If there is no prompt or the numbers of prompts differ.
+    """
+    if len(left) != len(right):
+        raise ValueError(f"Paired decoders need the same prompts; got {len(left)} and {len(right)} of them.")
+    weights = _weights(len(left), resamples, seed)
+    value = float(_acclen(left.sum(0)) - _acclen(right.sum(0)))
+    return _interval(value, _acclen(weights @ left) - _acclen(weights @ right), confidence)
+
+
+def _weights(prompts: int, resamples: int, seed: int) -> Counts:
+    """How often each prompt is drawn in each resample [resamples, P]."""
+    if prompts == 0:
+        raise ValueError("There is no prompt to resample; decode one or more.")
+    return np.random.default_rng(seed).multinomial(prompts, np.full(prompts, 1 / prompts), size=resamples)
+
+
+def _acclen(counts: Counts) -> npt.NDArray[np.float64]:
+    """AccLen [...] of summed counts [..., 2]; 0 without rounds."""
+    quotient: npt.NDArray[np.float64] = counts[..., 0] / np.maximum(counts[..., 1], 1)
+    return quotient
+
+
+def _interval(value: float, resampled: npt.NDArray[np.float64], confidence: float) -> Interval:
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(resampled, [tail, 1 - tail])
+    return Interval(value, float(low), float(high))

@@ -1,0 +1,147 @@
+"""The `generate` verb: images and a question in, a streamed answer out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from PIL import Image, UnidentifiedImageError
+
+from tiger.backbones.base import Prompt
+from tiger.backbones.loading import load_backbone
+from tiger.decoding.acceptance import Sampling
+from tiger.decoding.autoregressive import AutoregressiveDecoder
+from tiger.decoding.records import Generation
+from tiger.decoding.speculative import SpeculativeDecoder
+from tiger.drafting.saving import load_drafter
+from tiger.evaluation.timing import limit_threads, measure
+from tiger.metrics.acceptance import AcceptanceMetrics
+from tiger.report.pieces import piece
+from tiger.report.trace_page import Trace, grids_of, write_trace_page
+
+
+def generate(
+    images: list[Path],
+    prompt: str,
+    verifier: str = "tiny/verifier",
+    drafter: str | None = "tiny/tiger",
+    block_size: int = 8,
+    num_routed: int | None = None,
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    system: str = "",
+    compare: bool = False,
+    trace: Path | None = None,
+    dtype: str = "float32",
+    num_threads: int | None = None,
+) -> Generation:
+    """Answers a question about images; the text appears as rounds complete, then what it took.
+
+    Args:
+        images: Image files, read in this order.
+        prompt: The question.
+        verifier: Folder, hub id or shipped name of the verifier.
+        drafter: The same for the drafter; null decodes autoregressively.
+        block_size: Tokens drafted in one round.
+        num_routed: Visual tokens routed per round (K); null for the drafter's own setting.
+        max_new_tokens: Longest answer, tokens.
+        temperature: 0 for greedy decoding.
+        top_k: Sample among the k likeliest tokens, 0 for all.
+        top_p: Sample among the likeliest tokens with this much probability, 1 for all.
+        seed: Seed of sampling.
+        system: System message.
+        compare: Also time autoregressive decoding, warmed up and interleaved, and print the speedup.
+        trace: HTML file to write, on which every round can be looked at.
+        dtype: Name of a torch dtype.
+        num_threads: Threads of torch; null for its own choice.
+
+    Returns:
+        The answer with its round records.
+
+    Raises:
+        FileNotFoundError: If an image or a model folder is missing.
+        ValueError: If there is no image, one cannot be read, or a setting is out of range.
+    """
+    limit_threads(num_threads)
+    request = Prompt(prompt, read_images(images), system, id=images[0].name)
+    sampling = Sampling(temperature, top_k, top_p)
+    backbone = load_backbone(verifier, dtype)
+    baseline = AutoregressiveDecoder(backbone, max_new_tokens, sampling, seed)
+    decoder: AutoregressiveDecoder | SpeculativeDecoder = baseline
+    reader = backbone
+    if drafter is not None:
+        loaded = load_drafter(drafter, dtype, num_routed=num_routed)
+        reader = loaded.backbone
+        decoder = SpeculativeDecoder(backbone, loaded, block_size, max_new_tokens, sampling, seed)
+    answer = decoder.generate([request], stream(backbone.tokenizer, sys.stdout.write))[0]
+    speedup = None
+    if compare and decoder is not baseline:
+        timings = measure({"plain": baseline.generate, "drafted": decoder.generate}, [request])
+        speedup = timings["drafted"].speedup_over(timings["plain"])
+    print(f"\n\n{summary(answer, block_size, speedup)}")
+    if trace is not None:
+        write_trace_page(
+            trace, [Trace(request, answer, grids_of(reader, request), speedup)], backbone.tokenizer
+        )
+        print(f"Trace written to {trace}")
+    return answer
+
+
+def read_images(paths: list[Path]) -> tuple[Image.Image, ...]:
+    """Reads image files.
+
+    Raises:
+        FileNotFoundError: If a file is missing.
+        ValueError: If there is no path, or a file is no readable image.
+    """
+    if not paths:
+        raise ValueError("A prompt needs one image or more; give --images FILE.")
+    return tuple(map(_read_image, paths))
+
+
+def _read_image(path: Path) -> Image.Image:
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no image file {str(path)!r}.")
+    try:
+        with Image.open(path) as image:
+            return image.convert("RGB")
+    except (UnidentifiedImageError, OSError, SyntaxError) as error:
+        raise ValueError(
+            f"{str(path)!r} cannot be read as an image ({error}); give a PNG, JPEG or WebP file."
+        ) from error
+
+
+def stream(tokenizer: object, write: Callable[[str], object]) -> Callable[[int, list[int]], None]:
+    """A listener that writes text as it is decided, without special tokens."""
+    special = set(getattr(tokenizer, "all_special_ids", ()))
+    tokens: list[int] = []
+
+    def listen(index: int, new: list[int]) -> None:
+        for token in new:
+            if token not in special:
+                write(piece(tokenizer, tokens, token))
+                tokens.append(token)
+        sys.stdout.flush()
+
+    return listen
+
+
+def summary(answer: Generation, block_size: int, speedup: float | None = None) -> str:
+    """Rounds, AccLen and speed of one answer in a line."""
+    metric = AcceptanceMetrics(block_size)
+    metric.update([answer])
+    result = metric.compute()
+    parts = [f"{len(answer.tokens)} tokens"]
+    if answer.rounds:
+        parts += [f"{result['rounds']} rounds", f"AccLen {result['acclen']:.2f} of {block_size}"]
+    parts += [
+        f"{len(answer.tokens) / answer.seconds:.0f} tokens/s",
+        f"first token after {answer.prefill_seconds:.3f} s",
+    ]
+    if speedup is not None:
+        parts.append(f"{speedup:.2f}x autoregressive speed")
+    return " · ".join(parts)

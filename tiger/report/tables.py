@@ -1,0 +1,106 @@
+"""Benchmark results as tables: for the terminal, for Markdown and for spreadsheets."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+Cell = Mapping[str, Any]
+COLUMNS = (
+    "Decoder",
+    "T",
+    "Batch",
+    "AccLen [95 %]",
+    "P(A≥2)",
+    "P(A≥4)",
+    "P(A≥8)",
+    "Rounds/token",
+    "Tokens/s",
+    "Speedup",
+    "Latency ms",
+    "Other",
+    "Exact",
+)
+
+
+def table_row(cell: Cell) -> list[str]:
+    """One cell of `metrics.json` as texts in the order of `COLUMNS`; a dash for what was not measured."""
+    survival = {int(n): p for n, p in cell["p_accept_ge"].items()}
+    interval = (
+        f"{cell['acclen']:.2f} [{cell['acclen_low']:.2f}, {cell['acclen_high']:.2f}]" if survival else "–"
+    )
+    latency = None if cell["latency_s"] is None else 1000 * cell["latency_s"]
+    return [
+        cell["decoder"],
+        f"{cell['temperature']:g}",
+        str(cell["batch_size"]),
+        interval,
+        *(_number(survival.get(n), ".2f") for n in (2, 4, 8)),
+        f"{cell['rounds_per_token']:.3f}",
+        _number(cell["tokens_per_second"], ".0f"),
+        _number(cell["speedup"], ".2f", "x"),
+        _number(latency, ".0f"),
+        _number(cell["other_share"] if survival else None, ".1%"),
+        _number(cell["exact"], ".1%"),
+    ]
+
+
+def _number(value: float | None, form: str, unit: str = "") -> str:
+    return "–" if value is None else f"{value:{form}}{unit}"
+
+
+def difference_row(difference: Cell) -> list[str]:
+    """Pair, temperature, AccLen difference with its interval, and which side the interval lies on."""
+    low, high = difference["low"], difference["high"]
+    verdict = "above zero" if low > 0 else "below zero" if high < 0 else "includes zero"
+    interval = f"{difference['difference']:+.2f} [{low:+.2f}, {high:+.2f}]"
+    return [
+        f"{difference['left']} − {difference['right']}",
+        f"{difference['temperature']:g}",
+        interval,
+        verdict,
+    ]
+
+
+DIFFERENCE_COLUMNS = ("AccLen difference", "T", "Paired bootstrap 95 %", "Interval")
+
+
+def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; columns but the first are aligned right."""
+    rule = [":--", *["--:"] * (len(columns) - 1)]
+    return "".join("| " + " | ".join(line) + " |\n" for line in (columns, rule, *rows))
+
+
+def terminal(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A rich table; columns but the first are aligned right."""
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="right" if index else "left", no_wrap=index == 0)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def flat_csv(cells: Sequence[Cell]) -> str:
+    """All values of all cells as CSV; entries of objects become columns such as `p_accept_ge.4`."""
+    flat = [_flatten(cell) for cell in cells]
+    columns = list(dict.fromkeys(name for row in flat for name in row))
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return buffer.getvalue()
+
+
+def _flatten(cell: Cell) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for name, value in cell.items():
+        if isinstance(value, Mapping):
+            row |= {f"{name}.{key}": entry for key, entry in value.items()}
+        else:
+            row[name] = value
+    return row

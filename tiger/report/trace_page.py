@@ -1,0 +1,157 @@
+"""One self-contained HTML page on which every round of a generation can be looked at on its images."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, select_autoescape
+from PIL.Image import Image
+
+from tiger.backbones.base import Backbone, Prompt
+from tiger.decoding.records import Generation, Round
+from tiger.metrics.acceptance import AcceptanceMetrics
+from tiger.report.pieces import piece, pieces
+
+LONGEST_SIDE = 1024
+SMALL_SIDE = 320
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One generation to show.
+
+    Attributes:
+        prompt: The request.
+        generation: Its answer with round records.
+        grids: (frames, rows, columns) of each image as the drafter's visual bank has them.
+        speedup: Against autoregressive decoding of the same prompt, None if not measured.
+    """
+
+    prompt: Prompt
+    generation: Generation
+    grids: tuple[tuple[int, int, int], ...] = ()
+    speedup: float | None = None
+
+
+def write_trace_page(
+    path: Path, traces: Sequence[Trace], tokenizer: Any, title: str = "Rounds of TIGER"
+) -> None:
+    """Writes the page; it needs no other file and no network.
+
+    Args:
+        path: Target file.
+        traces: One or more generations; the page switches between them.
+        tokenizer: Turns token ids into text.
+        title: Heading of the page.
+
+    Raises:
+        ValueError: If there is nothing to show.
+    """
+    if not traces:
+        raise ValueError("There is no generation to show; give one trace or more.")
+    data = [trace_data(trace, tokenizer) for trace in traces]
+    # "<" is written as an escape, so that no text can end the script element that holds the data.
+    payload = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c").replace("\u2028", "\\u2028")
+    environment = Environment(loader=PackageLoader("tiger.report"), autoescape=select_autoescape())
+    page = environment.get_template("trace.html").render(title=title, payload=payload)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page, encoding="utf-8")
+
+
+def grids_of(backbone: Backbone, prompt: Prompt) -> tuple[tuple[int, int, int], ...]:
+    """The token grids of a prompt's images, as `backbone` reads them."""
+    return backbone.encode([backbone.prepare(prompt)])[0].grids
+
+
+def trace_data(trace: Trace, tokenizer: Any) -> dict[str, Any]:
+    """What the page shows of one generation, as plain values."""
+    generation = trace.generation
+    block = max((len(r.drafted) for r in generation.rounds), default=1)
+    metric = AcceptanceMetrics(block)
+    metric.update([generation])
+    rounds, start = [], 1
+    for record in generation.rounds:
+        rounds.append(_round_data(record, generation.tokens, start, trace.grids, tokenizer))
+        start += record.accepted + (record.bonus >= 0)
+    return {
+        "id": generation.id,
+        "prompt": trace.prompt.text,
+        "answer": generation.text,
+        "finish": generation.finish,
+        "images": [
+            _image_data(image, grid) for image, grid in zip(trace.prompt.images, trace.grids, strict=False)
+        ],
+        "tokens": pieces(tokenizer, generation.tokens),
+        "block": block,
+        "acclen": metric.compute()["acclen"],
+        "seconds": generation.seconds,
+        "prefill": generation.prefill_seconds,
+        "speedup": trace.speedup,
+        "rounds": rounds,
+    }
+
+
+def _round_data(
+    record: Round, tokens: list[int], start: int, grids: tuple[tuple[int, int, int], ...], tokenizer: Any
+) -> dict[str, Any]:
+    """One round: drafted tokens with their fate, bonus, routed cells with their strength, and times."""
+    context, drafted = tokens[:start], []
+    for index, token in enumerate(record.drafted):
+        fate = "accepted" if index < record.accepted else "rejected" if record.bonus >= 0 else "unused"
+        drafted.append({"text": piece(tokenizer, context, token), "fate": fate})
+        context = [*context, token]
+    kept = tokens[: start + record.accepted]
+    cells, pooled = _cells(record, grids)
+    return {
+        "start": start,
+        "drafted": drafted,
+        "accepted": record.accepted,
+        "bonus": piece(tokenizer, kept, record.bonus) if record.bonus >= 0 else None,
+        "cells": cells,
+        "pooled": pooled,
+        "seconds": record.seconds,
+    }
+
+
+def _cells(
+    record: Round, grids: tuple[tuple[int, int, int], ...]
+) -> tuple[list[dict[str, Any]], float | None]:
+    """Routed cells as {image, frame, row, column, score, strength}; the global token's strength if routed.
+
+    Strength is the score scaled to 0..1 over the round's routed tokens, 1 for all where scores are equal.
+    """
+    scores = record.scores or [0.0] * len(record.route)
+    low, high = min(scores, default=0.0), max(scores, default=0.0)
+    cells, pooled = [], None
+    for row, score in zip(record.route, scores, strict=True):
+        strength = (score - low) / (high - low) if high > low else 1.0
+        place, rest = None, row
+        for image, (frames, rows, columns) in enumerate(grids):
+            if rest < frames * rows * columns:
+                frame, cell = divmod(rest, rows * columns)
+                place = {"image": image, "frame": frame, "row": cell // columns, "column": cell % columns}
+                break
+            rest -= frames * rows * columns
+        if place is None:
+            pooled = strength
+        else:
+            cells.append(place | {"score": score, "strength": strength})
+    return cells, pooled
+
+
+def _image_data(image: Image, grid: tuple[int, int, int]) -> dict[str, Any]:
+    """An image as a data URI with its token grid; large images are made smaller, small ones stay exact."""
+    shown = image.convert("RGB")
+    shown.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
+    small = max(shown.size) <= SMALL_SIDE
+    buffer = io.BytesIO()
+    shown.save(buffer, "PNG" if small else "JPEG", quality=88)
+    kind = "png" if small else "jpeg"
+    uri = f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    return {"uri": uri, "width": shown.width, "height": shown.height, "rows": grid[1], "columns": grid[2]}

@@ -1,0 +1,272 @@
+"""What both training stages share: the frozen verifier, the drafter, anchors, and validation by real decoding."""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor
+
+from data_modules.collate import Batch, Example
+from tiger.backbones.base import Backbone, ModelInputs, VisualBank
+from tiger.backbones.loading import check_pair, load_backbone
+from tiger.decoding.acceptance import Sampling
+from tiger.decoding.records import Generation
+from tiger.decoding.speculative import SpeculativeDecoder
+from tiger.drafting.blocks import Texts, read_texts
+from tiger.drafting.routed import Layout, Query, RoutedDrafter
+from tiger.drafting.saving import load_drafter
+from tiger.routing.selectors import SelectorName
+from tiger.training.teacher import Lesson, Teacher, resample
+
+
+class DraftTask(LightningModule, ABC):
+    """A stage of drafter training.
+
+    Args:
+        verifier: Hub id, folder or shipped name of the verifier.
+        drafter: The same of the drafter to start from.
+        init_from: Lightning checkpoint of an earlier stage, whose drafter weights replace those of `drafter`.
+        selector: Routing policy; None keeps the drafter's own. The same holds for the next three.
+        layout: Where routed tokens stand.
+        query: Whether the routing query has seen the global visual token.
+        num_routed: K.
+        block_size: Tokens per block, both in training and in validation.
+        num_anchors: Blocks per answer and step.
+        guidance_weight: Weight of block attention guidance for the router.
+        guidance_layers: Last verifier layers whose attention guides the router.
+        train_vision: Whether the drafter's vision tower learns too.
+        verifier_dtype: Weight type of the frozen verifier.
+        optimizer: Builds the optimizer from the trainable parameters.
+        warmup_steps: Optimizer steps of linear warm-up.
+        decay_steps: Optimizer steps after which a linear decay has reached zero; 0 keeps the rate constant.
+        max_new_tokens: Longest validation answer, tokens.
+        validation_temperature: Temperature of validation decoding.
+        remember: Keep the verifier's lessons and the drafter's visual banks of each example in memory, so that
+            later epochs do not recompute them. Needs a frozen vision tower.
+        seed: Seed of anchors, drafts and tests.
+
+    Raises:
+        ValueError: If the options contradict one another or the pair does not fit.
+    """
+
+    def __init__(
+        self,
+        verifier: str = "tiny/verifier",
+        drafter: str = "tiny/vanilla",
+        init_from: str | None = None,
+        selector: SelectorName | None = "routed",
+        layout: Layout | None = "suffix",
+        query: Query | None = "visual",
+        num_routed: int | None = 8,
+        block_size: int = 8,
+        num_anchors: int = 4,
+        guidance_weight: float = 1.0,
+        guidance_layers: int = 4,
+        train_vision: bool = False,
+        verifier_dtype: str = "float32",
+        optimizer: OptimizerCallable = torch.optim.AdamW,
+        warmup_steps: int = 0,
+        decay_steps: int = 0,
+        max_new_tokens: int = 96,
+        validation_temperature: float = 0.0,
+        remember: bool = False,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        if min(block_size, num_anchors) < 1:
+            raise ValueError(f"block_size {block_size} and num_anchors {num_anchors} must be 1 or more.")
+        if remember and train_vision:
+            raise ValueError("remember keeps visual banks, which change while the tower trains; set one of them off.")
+        self.save_hyperparameters()
+        self.strict_loading = False
+        self.optimizer = optimizer
+        self.memory: dict[str, tuple[Lesson, VisualBank]] = {}
+        self._drafter: RoutedDrafter | None = None
+
+    def configure_model(self) -> None:
+        """Loads both models; the verifier stays frozen, in evaluation mode and out of checkpoints."""
+        if self._drafter is not None:
+            return
+        options = self.hparams
+        verifier = load_backbone(options.verifier, options.verifier_dtype)
+        drafter = load_drafter(
+            options.drafter,
+            selector=options.selector,
+            layout=options.layout,
+            query=options.query,
+            num_routed=options.num_routed,
+        )
+        check_pair(verifier, drafter.backbone)
+        self.verifier: Backbone = verifier.requires_grad_(False).eval()
+        self.teacher = Teacher(self.verifier, options.guidance_layers)
+        if options.init_from:
+            load_stage(drafter, Path(options.init_from))
+        drafter.requires_grad_(True)
+        drafter.backbone.model.model.visual.requires_grad_(options.train_vision)
+        self._drafter = drafter.train()
+
+    @property
+    def drafter(self) -> RoutedDrafter:
+        """The drafter in training."""
+        assert self._drafter is not None, "configure_model has not run"
+        return self._drafter
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+        return int(self.hparams.block_size)
+
+    def train(self, mode: bool = True) -> DraftTask:
+        """Sets the mode of the drafter; the verifier always stays in evaluation mode."""
+        super().train(mode)
+        if self._drafter is not None:
+            self.verifier.eval()
+        return self
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Everything but the verifier's weights."""
+        state = super().state_dict(*args, **kwargs)
+        return {name: value for name, value in state.items() if not name.startswith("verifier.")}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Notes which pair the checkpoint belongs to."""
+        checkpoint["pair"] = {"verifier": self.hparams.verifier, "drafter": self.hparams.drafter}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Loads a checkpoint that must hold every weight but the verifier's.
+
+        Raises:
+            ValueError: If weights are missing, unknown or of another shape.
+        """
+        own = self.state_dict()
+        check_weights(own, state_dict)
+        return super().load_state_dict(state_dict, strict=False, assign=assign)
+
+    def configure_optimizers(self) -> Any:
+        """The optimizer over trainable parameters, with warm-up and decay per optimizer step."""
+        optimizer = self.optimizer([p for p in self.parameters() if p.requires_grad])
+        warmup, decay = self.hparams.warmup_steps, self.hparams.decay_steps
+
+        def factor(step: int) -> float:
+            rise = min(1.0, (step + 1) / max(warmup, 1))
+            return rise * (max(0.0, 1.0 - step / decay) if decay else 1.0)
+
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def generator(self, batch_index: int) -> torch.Generator:
+        """Randomness of one training step: a function of seed, rank, epoch and batch only."""
+        value = ((self.hparams.seed * 1009 + self.global_rank) * 10007 + self.current_epoch) * 1_000_003 + batch_index
+        return torch.Generator(self.device).manual_seed(value % 2**63)
+
+    def anchors(self, examples: list[Example], generator: torch.Generator) -> Tensor:
+        """Draws roots [B, A] in each answer, with a drafted token left behind them where the answer has two."""
+        last = torch.tensor([max(len(example.response) - 1, 1) for example in examples], device=self.device)
+        uniform = torch.rand(len(examples), self.hparams.num_anchors, generator=generator, device=self.device)
+        return (uniform * last[:, None]).long()
+
+    def study(self, examples: list[Example]) -> tuple[Texts, list[Lesson]]:
+        """The drafter's texts and the verifier's lessons, the latter remembered if asked for."""
+        answers = [example.response.to(self.device) for example in examples]
+        prompts = [example.prompt for example in examples]
+        inputs = [self.drafter.backbone.prepare(prompt) for prompt in prompts]
+        unknown = [i for i, prompt in enumerate(prompts) if prompt.id not in self.memory]
+        fresh = self._learn(inputs, examples, unknown) if unknown else {}
+        pairs = [fresh[i] if i in fresh else self.memory[prompt.id] for i, prompt in enumerate(prompts)]
+        if self.hparams.remember:
+            self.memory.update({prompts[i].id: pair for i, pair in fresh.items()})
+        texts = read_texts(self.drafter, inputs, [bank for _, bank in pairs], answers)
+        return texts, [lesson for lesson, _ in pairs]
+
+    def _learn(
+        self, inputs: list[ModelInputs], examples: list[Example], chosen: list[int]
+    ) -> dict[int, tuple[Lesson, VisualBank]]:
+        lessons = self.teacher.read(
+            [examples[i].prompt for i in chosen], [examples[i].response.to(self.device) for i in chosen]
+        )
+        with torch.set_grad_enabled(self.hparams.train_vision and torch.is_grad_enabled()):
+            banks = self.drafter.backbone.encode([inputs[i] for i in chosen])
+            banks = [bank.with_global() if len(bank) else bank for bank in banks]
+        return dict(zip(chosen, zip(lessons, banks, strict=True), strict=True))
+
+    def block_attention(self, lessons: list[Lesson], texts: Texts, anchors: Tensor) -> Tensor:
+        """Verifier attention to each bank token [B, A, N], averaged over the block behind each anchor."""
+        result = torch.zeros(*anchors.shape, texts.bank.shape[1], device=anchors.device)
+        for row, (lesson, bank) in enumerate(zip(lessons, texts.banks, strict=True)):
+            attention = resample(lesson.attention, lesson.grids, bank.grids).float()
+            total = torch.nn.functional.pad(attention.cumsum(0), (0, 0, 1, 0))
+            start = anchors[row]
+            end = (start + self.block_size).clamp_max(len(attention))
+            mean = (total[end] - total[start]) / (end - start)[:, None]
+            result[row, :, : attention.shape[1]] = mean
+        return result
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> list[Generation]:
+        """Decodes the batch for real and logs its accepted length."""
+        sampling = Sampling(temperature=self.hparams.validation_temperature)
+        decoder = SpeculativeDecoder(
+            self.verifier, self.drafter, self.block_size, self.hparams.max_new_tokens, sampling, self.hparams.seed
+        )
+        generations = decoder.generate([example.prompt for example in batch.examples])
+        rounds = [item for generation in generations for item in generation.rounds]
+        mean = sum(item.accepted for item in rounds) / max(len(rounds), 1)
+        self.log("accept/length", mean, batch_size=max(len(rounds), 1), prog_bar=True, sync_dist=True)
+        return generations
+
+    def test_step(self, batch: Batch, batch_idx: int) -> list[Generation]:
+        """The same as validation, on the test split."""
+        return self.validation_step(batch, batch_idx)
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> list[Generation]:
+        """Answers of the batch."""
+        sampling = Sampling(temperature=self.hparams.validation_temperature)
+        return SpeculativeDecoder(
+            self.verifier, self.drafter, self.block_size, self.hparams.max_new_tokens, sampling, self.hparams.seed
+        ).generate([example.prompt for example in batch.examples])
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Logs the gradient norms of router and drafter apart."""
+        for name, module in (("router", self.drafter.router), ("drafter", self.drafter.backbone)):
+            gradients = [p.grad.norm() for p in module.parameters() if p.grad is not None]
+            if gradients:
+                self.log(f"gradient/{name}", torch.stack(gradients).norm())
+
+
+def check_weights(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
+    """Checks that a checkpoint fits a drafter.
+
+    Raises:
+        ValueError: Naming what differs.
+    """
+    missing = sorted(own.keys() - given.keys())
+    unknown = sorted(name for name in given.keys() - own.keys() if not name.startswith("verifier."))
+    reshaped = [n for n in own.keys() & given.keys() if own[n].shape != given[n].shape]
+    if missing or unknown or reshaped:
+        raise ValueError(
+            "The checkpoint belongs to another pair: "
+            f"{len(missing)} weights missing (first: {missing[:1]}), {len(unknown)} unknown (first: {unknown[:1]}), "
+            f"{len(reshaped)} of another shape (first: {sorted(reshaped)[:1]}). "
+            "Set the verifier and drafter that the checkpoint was trained with."
+        )
+
+
+def load_stage(drafter: RoutedDrafter, path: Path) -> None:
+    """Loads the drafter weights of an earlier stage's Lightning checkpoint.
+
+    Raises:
+        FileNotFoundError: If the file does not exist.
+        ValueError: If it belongs to another pair.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no checkpoint {path}. Run the earlier stage first, or correct init_from.")
+    state = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
+    prefix = "_drafter."
+    weights = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+    check_weights(drafter.state_dict(), weights)
+    drafter.load_state_dict(weights)

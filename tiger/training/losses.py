@@ -1,0 +1,115 @@
+"""Divergences between verifier and drafter, per position, in fp32.
+
+All take logits p [..., V] of the verifier and q [..., V] of the drafter and return [...]. With
+alpha = sum_v min(p, q), the chance that a sampled draft token is accepted, `tv` is 1 - alpha.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+LossName = Literal["kl", "reverse_kl", "js", "tv", "ce", "neg_log_acceptance"]
+Divergence = Callable[[Tensor, Tensor], Tensor]
+
+
+def kl(teacher: Tensor, student: Tensor) -> Tensor:
+    """KL(p || q): the drafter covers what the verifier may say."""
+    p, q = teacher.float().log_softmax(-1), student.float().log_softmax(-1)
+    return (p.exp() * (p - q)).sum(-1)
+
+
+def reverse_kl(teacher: Tensor, student: Tensor) -> Tensor:
+    """KL(q || p): the drafter says only what the verifier may say."""
+    return kl(student, teacher)
+
+
+def js(teacher: Tensor, student: Tensor) -> Tensor:
+    """Jensen-Shannon divergence, between 0 and log 2."""
+    p, q = teacher.float().log_softmax(-1), student.float().log_softmax(-1)
+    middle = torch.logaddexp(p, q) - torch.log(torch.tensor(2.0, device=p.device))
+    return 0.5 * ((p.exp() * (p - middle)).sum(-1) + (q.exp() * (q - middle)).sum(-1))
+
+
+def overlap(teacher: Tensor, student: Tensor) -> Tensor:
+    """alpha = sum_v min(p, q), the acceptance probability of one sampled draft token (Leviathan et al. 2023)."""
+    return torch.minimum(teacher.float().softmax(-1), student.float().softmax(-1)).sum(-1)
+
+
+def tv(teacher: Tensor, student: Tensor) -> Tensor:
+    """Total variation distance, 1 - alpha."""
+    return 1.0 - overlap(teacher, student)
+
+
+def neg_log_acceptance(teacher: Tensor, student: Tensor) -> Tensor:
+    """-log alpha: like `tv`, with a gradient that does not vanish while alpha is small."""
+    return -overlap(teacher, student).clamp_min(1e-8).log()
+
+
+def ce(teacher: Tensor, student: Tensor) -> Tensor:
+    """Cross-entropy with the verifier's likeliest token."""
+    q = student.float().log_softmax(-1)
+    return -q.gather(-1, teacher.argmax(-1, keepdim=True))[..., 0]
+
+
+DIVERGENCES: dict[str, Divergence] = {
+    "kl": kl,
+    "reverse_kl": reverse_kl,
+    "js": js,
+    "tv": tv,
+    "ce": ce,
+    "neg_log_acceptance": neg_log_acceptance,
+}
+
+
+def chunked(
+    divergence: Divergence,
+    teacher_head: Callable[[Tensor], Tensor],
+    student_head: Callable[[Tensor], Tensor],
+    teacher_hidden: Tensor,
+    student_hidden: Tensor,
+    temperature: float = 1.0,
+    chunk_size: int = 2048,
+) -> Tensor:
+    """A divergence from hidden states, whose logits are only ever held for one chunk of positions.
+
+    Args:
+        divergence: One of the functions above.
+        teacher_head: Maps hidden states to verifier logits.
+        student_head: Maps hidden states to drafter logits.
+        teacher_hidden: [P, D_verifier].
+        student_hidden: [P, D_drafter].
+        temperature: Divides both logits.
+        chunk_size: Positions per chunk; the logits of other chunks are recomputed in the backward pass.
+
+    Returns:
+        Divergence of each position [P].
+    """
+
+    def values(teacher: Tensor, student: Tensor) -> Tensor:
+        return divergence(teacher_head(teacher) / temperature, student_head(student) / temperature)
+
+    if len(student_hidden) <= chunk_size:
+        return values(teacher_hidden, student_hidden)
+    pieces = zip(teacher_hidden.split(chunk_size), student_hidden.split(chunk_size), strict=True)
+    return torch.cat([checkpoint(values, t, s, use_reentrant=False) for t, s in pieces])
+
+
+def guidance(scores: Tensor, attention: Tensor) -> Tensor:
+    """Block attention guidance: cross-entropy of softmax(scores) with the verifier's visual attention.
+
+    Args:
+        scores: Router scores [..., N], -inf for missing tokens.
+        attention: Non-negative weights [..., N], not normalised.
+
+    Returns:
+        One value per anchor [...].
+    """
+    target = attention / attention.sum(-1, keepdim=True).clamp_min(1e-9)
+    log_probabilities = F.log_softmax(scores, dim=-1).masked_fill(scores == float("-inf"), 0.0)
+    return -(target * log_probabilities).sum(-1)

@@ -1,0 +1,151 @@
+"""The frozen verifier as a teacher: what it would say along an answer, and where it looks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import DynamicCache
+
+from tiger.backbones.base import Backbone, ModelInputs, Prompt, VisualBank, assemble
+
+
+@dataclass
+class Lesson:
+    """One answer as the verifier reads it.
+
+    Attributes:
+        hidden: Hidden states [R, D] at the answer's tokens; entry r predicts token r + 1.
+        attention: Attention [R, N] of each answer token to the visual tokens, averaged over heads and layers.
+        grids: Grids of the images that N runs over.
+    """
+
+    hidden: Tensor
+    attention: Tensor
+    grids: tuple[tuple[int, int, int], ...]
+
+
+@dataclass
+class Prefixes:
+    """Prompts and answers in the verifier's cache, for scoring blocks.
+
+    Attributes:
+        cache: Keys and values of prompts and answers.
+        starts: Column of the first answer token [B].
+        next_positions: Its position [B].
+        hidden: Hidden states [B, T, D].
+    """
+
+    cache: DynamicCache
+    starts: Tensor
+    next_positions: Tensor
+    hidden: Tensor
+
+
+class Teacher:
+    """Runs the verifier without gradients.
+
+    Args:
+        backbone: The verifier.
+        guidance_layers: Last layers whose attention guides the router.
+    """
+
+    def __init__(self, backbone: Backbone, guidance_layers: int = 4) -> None:
+        self.backbone = backbone
+        self.guidance_layers = guidance_layers
+
+    def _assemble(self, prompts: Sequence[Prompt], answers: Sequence[Tensor]) -> tuple[list[ModelInputs], list[VisualBank], object]:
+        inputs = [self.backbone.prepare(prompt) for prompt in prompts]
+        banks = self.backbone.encode(inputs)
+        embed = self.backbone.embed
+        batch = assemble(inputs, banks, [embed(x.ids) for x in inputs], None, [embed(a) for a in answers])
+        return inputs, banks, batch
+
+    @torch.no_grad()
+    def read(self, prompts: Sequence[Prompt], answers: Sequence[Tensor]) -> list[Lesson]:
+        """Reads whole answers, with attention."""
+        _, banks, batch = self._assemble(prompts, answers)
+        hidden, attention = self.backbone.run_with_attention(batch, self.guidance_layers)  # type: ignore[arg-type]
+        lessons = []
+        for row, (answer, bank) in enumerate(zip(answers, banks, strict=True)):
+            end = batch.lengths[row]  # type: ignore[attr-defined]
+            span = slice(end - len(answer), end)
+            visual = batch.visual[row]  # type: ignore[attr-defined]
+            lessons.append(Lesson(hidden[row, span], attention[row, span][:, visual], bank.grids))
+        return lessons
+
+    @torch.no_grad()
+    def prefixes(self, prompts: Sequence[Prompt], answers: Sequence[Tensor]) -> Prefixes:
+        """Reads whole answers into a cache that `score_blocks` continues."""
+        inputs, _, batch = self._assemble(prompts, answers)
+        cache = DynamicCache(config=self.backbone.model.config)
+        hidden = self.backbone.run_assembled(batch, cache)  # type: ignore[arg-type]
+        device = hidden.device
+        sizes = torch.tensor([len(answer) for answer in answers], device=device)
+        starts = torch.tensor(batch.lengths, device=device) - sizes  # type: ignore[attr-defined]
+        positions = torch.tensor([entry.next_position for entry in inputs], device=device)
+        return Prefixes(cache, starts, positions, hidden)
+
+    @torch.no_grad()
+    def score_blocks(self, prefixes: Prefixes, anchors: Tensor, blocks: Tensor) -> Tensor:
+        """Hidden states of the verifier for drafted blocks, all in one pass over the shared prefixes.
+
+        Args:
+            prefixes: Prompts and answers.
+            anchors: Index of each root in its answer [B, A].
+            blocks: Drafted tokens [B, A, G, S].
+
+        Returns:
+            Hidden states [B, A, G, S, D]; entry u judges token u.
+        """
+        batch, num_anchors, group, count = blocks.shape
+        columns = prefixes.starts[:, None] + anchors
+        width = prefixes.hidden.shape[-1]
+        roots = prefixes.hidden.gather(1, columns[..., None].expand(-1, -1, width))
+        roots = roots[:, :, None, None].expand(-1, -1, group, -1, -1)
+        if count == 1:
+            return roots
+        tokens = blocks[..., :-1]
+        size = count - 1
+        device = blocks.device
+        branch = torch.arange(num_anchors * group, device=device).repeat_interleave(size)
+        step = torch.arange(size, device=device).repeat(num_anchors * group)
+        prefix = torch.arange(prefixes.hidden.shape[1], device=device) <= columns[..., None]
+        own = (branch[:, None] == branch) & (step[:, None] >= step)
+        mask = torch.cat([prefix[:, branch // group], own.expand(batch, -1, -1)], dim=2)
+        start = prefixes.next_positions[:, None] + anchors + 1
+        positions = (start[:, :, None, None] + torch.arange(size, device=device)).expand(-1, -1, group, -1)
+        hidden = self.backbone.run(
+            self.backbone.embed(tokens.flatten(1)),
+            positions.flatten(1).expand(self.backbone.num_axes, -1, -1),
+            mask[:, None],
+            prefixes.cache,
+        )
+        return torch.cat([roots, hidden.view(batch, num_anchors, group, size, width)], dim=3)
+
+
+def resample(attention: Tensor, source: Sequence[tuple[int, int, int]], target: Sequence[tuple[int, int, int]]) -> Tensor:
+    """Carries attention over the verifier's visual grid to the drafter's.
+
+    Args:
+        attention: [R, N_verifier].
+        source: (frames, rows, columns) per image of the verifier.
+        target: The same of the drafter.
+
+    Returns:
+        Attention [R, N_drafter], each image keeping its total.
+    """
+    if list(source) == list(target):
+        return attention
+    pieces, start = [], 0
+    for (frames, rows, columns), goal in zip(source, target, strict=True):
+        size = frames * rows * columns
+        image = attention[:, start : start + size].view(-1, 1, frames, rows, columns)
+        mapped = F.interpolate(image, size=goal, mode="trilinear", align_corners=False).flatten(1)
+        total = image.flatten(1).sum(1, keepdim=True)
+        pieces.append(mapped * total / mapped.sum(1, keepdim=True).clamp_min(1e-12))
+        start += size
+    return torch.cat(pieces, dim=1)
