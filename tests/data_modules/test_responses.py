@@ -1,6 +1,7 @@
 """The verifier's answers are generated once, survive a kill, and are found again."""
 
 import json
+import shutil
 from array import array
 
 import pytest
@@ -47,9 +48,16 @@ def refuse():
     pytest.fail("the verifier was loaded again")
 
 
+@pytest.fixture(scope="module")
+def answered(mixture, form, verifier, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("answered")
+    answer(mixture, form, verifier, folder)
+    return folder
+
+
 @pytest.fixture
-def finished(mixture, form, verifier, tmp_path):
-    answer(mixture, form, verifier, tmp_path)
+def finished(answered, tmp_path):
+    shutil.copytree(answered, tmp_path, dirs_exist_ok=True)
     (path,) = tmp_path.rglob(FINISHED)
     return path
 

@@ -191,8 +191,9 @@ class Backbone(nn.Module, ABC):
         super().__init__()
         self.model = model
         self.processor = processor
+        self.text_config: Any = model.config.get_text_config()
         eos = model.generation_config.eos_token_id
-        eos = model.config.get_text_config().eos_token_id if eos is None else eos
+        eos = self.text_config.eos_token_id if eos is None else eos
         self.eos_ids: tuple[int, ...] = (
             () if eos is None else tuple(eos) if isinstance(eos, list | tuple) else (eos,)
         )
@@ -205,22 +206,22 @@ class Backbone(nn.Module, ABC):
     @property
     def hidden_size(self) -> int:
         """Width D of the language model."""
-        return int(self.model.config.get_text_config().hidden_size)
+        return int(self.text_config.hidden_size)
 
     @property
     def num_layers(self) -> int:
         """Layers of the language model."""
-        return int(self.model.config.get_text_config().num_hidden_layers)
+        return int(self.text_config.num_hidden_layers)
 
     @property
     def vocab_size(self) -> int:
         """Size V of the output vocabulary."""
-        return int(self.model.config.get_text_config().vocab_size)
+        return int(self.text_config.vocab_size)
 
     @property
     def max_positions(self) -> int:
         """Context limit, tokens."""
-        return int(self.model.config.get_text_config().max_position_embeddings)
+        return int(self.text_config.max_position_embeddings)
 
     @property
     def device(self) -> torch.device:

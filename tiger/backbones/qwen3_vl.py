@@ -29,7 +29,7 @@ class Qwen3VLBackbone(Backbone):
 
     def __init__(self, model: Qwen3VLForConditionalGeneration, processor: Qwen3VLProcessor) -> None:
         super().__init__(model, processor)
-        attention = model.config.get_text_config()._attn_implementation
+        attention = self.text_config._attn_implementation
         if attention not in ("sdpa", "eager"):
             raise ValueError(
                 f"Attention {attention!r} takes no explicit masks; load the model with 'sdpa' or 'eager'."
@@ -163,7 +163,7 @@ class Qwen3VLBackbone(Backbone):
             Hidden states [B, T, D] after the final norm.
         """
         # Eager attention adds the mask to the scores, so a bool mask would be silently wrong there.
-        eager = self.model.config.get_text_config()._attn_implementation == "eager"
+        eager = self.text_config._attn_implementation == "eager"
         if eager and mask is not None and mask.dtype == torch.bool:
             mask = torch.zeros_like(mask, dtype=embeddings.dtype).masked_fill(
                 ~mask, torch.finfo(embeddings.dtype).min
