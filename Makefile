@@ -20,11 +20,12 @@ $(STAMP): pyproject.toml constraints.txt
 
 setup: $(STAMP) ## Create .venv with everything, tools included
 
+demo: export OMP_NUM_THREADS := 1
 demo: $(STAMP) ## Train both stages on the tiny pair and benchmark the drafters (CPU)
 	$(PY) -m tiger fit --config configs/experiment/demo_kd.yaml
 	$(PY) -m tiger fit --config configs/experiment/demo_kd_continued.yaml
 	$(PY) -m tiger fit --config configs/experiment/demo_align.yaml
-	$(PY) -m tiger benchmark --config configs/experiment/demo_benchmark.yaml --output runs/demo
+	$(PY) -m tiger benchmark --config configs/experiment/demo_benchmark.yaml
 
 test: export OMP_NUM_THREADS := 1
 test: lint types ## Lint, types, then the tests with coverage of tiger/ (at least 90 %)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,14 +20,14 @@ class AcceptedLengthHistogram(Callback):
     """Logs how many drafted tokens the verifier accepts per round, over the whole validation split.
 
     Scalars (all higher is better): accept/length (AccLen), accept/ge_2, ge_4 and ge_8 (shares of rounds in
-    [0, 1] with at least that many accepted tokens), accept/position_i (share of accepted tokens at position i of
-    the block, once its predecessors were accepted). TensorBoard also gets the histogram accept/lengths.
+    [0, 1] with at least that many accepted tokens), accept/position_i (share of accepted tokens at position i
+    of the block, once its predecessors were accepted). TensorBoard also gets the histogram accept/lengths.
     """
 
     def __init__(self) -> None:
         self.metrics = AcceptanceMetrics(1)
 
-    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Starts counting anew."""
         self.metrics = AcceptanceMetrics(pl_module.block_size).to(pl_module.device)
 
@@ -66,5 +67,5 @@ def lengths(at_least: dict[int, float], rounds: int) -> np.ndarray:
         rounds: Number of rounds.
     """
     shares = [1.0, *(at_least[n] for n in sorted(at_least)), 0.0]
-    counts = [round((high - low) * rounds) for high, low in zip(shares, shares[1:], strict=False)]
+    counts = [round((high - low) * rounds) for high, low in pairwise(shares)]
     return np.repeat(np.arange(len(counts)), counts)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-
 from lightning.pytorch.trainer.states import TrainerFn
 
 from callbacks.run_folder import run_folder
@@ -51,7 +50,9 @@ class ExportDrafter(Callback):
             return
         if self.monitor not in trainer.callback_metrics:
             known = ", ".join(sorted(trainer.callback_metrics)) or "none"
-            raise ValueError(f"ExportDrafter monitors {self.monitor!r}, which was not logged; logged are: {known}.")
+            raise ValueError(
+                f"ExportDrafter monitors {self.monitor!r}, which was not logged; logged are: {known}."
+            )
         value = float(trainer.callback_metrics[self.monitor])
         if self.best is None or (value > self.best if self.mode == "max" else value < self.best):
             self.best = value
@@ -64,7 +65,7 @@ class ExportDrafter(Callback):
 
     def _export(self, trainer: Trainer, pl_module: Any) -> None:
         target = run_folder(trainer) / self.folder
-        if not trainer.is_global_zero or trainer.fast_dev_run:
+        if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         notes = {"step": trainer.global_step, "task": type(pl_module).__name__}
         if self.monitor is not None and self.best is not None:

@@ -26,14 +26,14 @@ FILE = "provenance.json"
 class Provenance(Callback):
     """Writes provenance.json into the folder of a training run, and as text into TensorBoard.
 
-    It holds the command line, versions, the git commit and whether the checkout was changed, the resolved config
-    and the hardware. A resumed run keeps the entries of its earlier starts under `earlier`.
+    It holds the command line, versions, the git commit and whether the checkout was changed, the resolved
+    config and the hardware. A resumed run keeps the entries of its earlier starts under `earlier`.
     """
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes the file (rank zero only); a run without a logger leaves none."""
         folder = run_folder(trainer)
-        if not trainer.is_global_zero or trainer.logger is None or trainer.fast_dev_run:
+        if not trainer.is_global_zero or trainer.logger is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         record = collect(folder) | {"world_size": trainer.world_size, "precision": str(trainer.precision)}
         path = folder / FILE
@@ -75,7 +75,9 @@ def git_state(folder: Path) -> dict[str, Any]:
     """Commit of the checkout and whether it was changed since; empty outside of a checkout or without git."""
     try:
         commit, status = (
-            subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+            subprocess.run(
+                ["git", *words], cwd=folder, capture_output=True, text=True, check=True
+            ).stdout.strip()
             for words in (["rev-parse", "HEAD"], ["status", "--porcelain"])
         )
     except (OSError, subprocess.CalledProcessError):

@@ -13,9 +13,10 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 class RandomState(Callback):
     """Carries the global random generators from one training step to the next, and through checkpoints.
 
-    Whatever runs between two steps (validation, data loaders, a killed process) leaves no trace in the draws of
-    training, so a resumed run draws what the uninterrupted one would have. Covers Python, numpy and torch; each
-    process restores the state of rank zero, so draws that must differ between ranks need their own generator.
+    Whatever runs between two steps (validation, data loaders, a killed process) leaves no trace in the draws
+    of training, so a resumed run draws what the uninterrupted one would have. Covers Python, numpy and torch;
+    each process restores the state of rank zero, so draws that must differ between ranks need their own
+    generator.
     """
 
     def __init__(self) -> None:
@@ -29,7 +30,9 @@ class RandomState(Callback):
         """Takes the state that the next training step starts from."""
         self.state = state_dict["state"]
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         """Continues where the last training step ended."""
         if self.state is not None:
             restore(self.state)

@@ -19,8 +19,8 @@ GAP = 6
 class RoutingImages(Callback):
     """Draws the routed tokens on the pictures of a few validation examples, one panel per round.
 
-    A routed cell is tinted by the strength of its score within the round, the strongest most; a frame around the
-    panel is the global token. Goes to TensorBoard as router/0, router/1, ...
+    A routed cell is tinted by the strength of its score within the round, the strongest most; a frame around
+    the panel is the global token. Goes to TensorBoard as router/0, router/1, ...
 
     Args:
         num_examples: Examples drawn per validation, the first ones with one picture and a route.
@@ -56,7 +56,9 @@ class RoutingImages(Callback):
                 continue
             grid = visual_grid(pl_module, example.prompt)
             strip = draw_rounds(example.prompt.images[0], grid, rounds, self.scale)
-            writer.add_image(f"router/{self.drawn}", np.asarray(strip), trainer.global_step, dataformats="HWC")
+            writer.add_image(
+                f"router/{self.drawn}", np.asarray(strip), trainer.global_step, dataformats="HWC"
+            )
             self.drawn += 1
 
 
@@ -67,7 +69,9 @@ def visual_grid(pl_module: Any, prompt: Prompt) -> tuple[int, int]:
     return rows, columns
 
 
-def draw_rounds(picture: Image.Image, grid: tuple[int, int], rounds: list[Round], scale: int = 2) -> Image.Image:
+def draw_rounds(
+    picture: Image.Image, grid: tuple[int, int], rounds: list[Round], scale: int = 2
+) -> Image.Image:
     """Panels side by side, one per round, with the routed cells tinted.
 
     Args:

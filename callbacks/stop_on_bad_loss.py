@@ -15,7 +15,9 @@ class StopOnBadLoss(Callback):
     def __init__(self) -> None:
         self.example_ids: list[str] = []
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         """Remembers which examples the loss belongs to."""
         self.example_ids = [example.prompt.id for example in batch.examples]
 
@@ -28,9 +30,14 @@ class StopOnBadLoss(Callback):
         if torch.isfinite(loss).all():
             return
         checkpoint = getattr(trainer.checkpoint_callback, "last_model_path", "")
-        resume = f"The last good checkpoint is {checkpoint}." if checkpoint else "No checkpoint was written before."
+        resume = (
+            f"The last good checkpoint is {checkpoint}."
+            if checkpoint
+            else "No checkpoint was written before."
+        )
+        value, ids = float(loss.detach().float().mean()), ", ".join(self.example_ids)
         raise ValueError(
-            f"The loss is {float(loss.detach().float().mean())} at step {trainer.global_step} on the examples "
-            f"{', '.join(self.example_ids)}. {resume} Try a lower learning rate, `--trainer.gradient_clip_val 1`, "
-            "`--trainer.precision 32-true`, or leave these examples out; resume with `--ckpt_path last`."
+            f"The loss is {value} at step {trainer.global_step} on the examples {ids}. {resume} "
+            "Try a lower learning rate, `--trainer.gradient_clip_val 1`, `--trainer.precision 32-true`, or "
+            "leave these examples out; resume with `--ckpt_path last`."
         )

@@ -32,7 +32,9 @@ class ThroughputMonitor(Callback):
     def _reset(self) -> None:
         self.batches, self.examples, self.tokens, self.seconds = 0, 0, 0, 0.0
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         """Starts the clock; the time that the data loader took is not part of it."""
         self.started = time.perf_counter()
 

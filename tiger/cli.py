@@ -59,7 +59,7 @@ def usage() -> str:
         f"usage: {PROGRAM} VERB [--config FILE ...] [options]\n\n"
         "TIGER: exact speculative decoding for vision-language models with a routed drafter.\n\n"
         f"verbs:\n{verbs}\n\n"
-        f"`{PROGRAM} VERB --help` lists the options of a verb; a later option or file overrides an earlier one."
+        f"`{PROGRAM} VERB --help` lists its options; a later option or file overrides an earlier one."
     )
 
 
@@ -95,9 +95,13 @@ def _bases(path: Path, below: tuple[Path, ...]) -> list[str]:
         ValueError: If a file extends itself.
     """
     if path.resolve() in below:
-        raise ValueError(f"{path} extends itself by way of {below[-1]}; remove one of the two `extends` entries.")
+        raise ValueError(
+            f"{path} extends itself by way of {below[-1]}; remove one of the two `extends` entries."
+        )
     if not path.is_file():
-        raise FileNotFoundError(f"{below[-1]} extends {path}, which does not exist; give a path relative to the former.")
+        raise FileNotFoundError(
+            f"{below[-1]} extends {path}, which does not exist; give a path relative to the former."
+        )
     content = yaml.safe_load(path.read_text()) or {}
     if not isinstance(content, dict) or EXTENDS not in content:
         return [str(path)]

@@ -223,7 +223,9 @@ def test_drafter_of_the_best_validation_is_kept(tmp_path, saved):
 def test_bad_loss_stops_the_run_before_it_reaches_the_weights(tmp_path):
     task = Toy(bad_step=2)
     checkpoint = ModelCheckpoint(tmp_path / "checkpoints", every_n_train_steps=1, save_last=True)
-    with pytest.raises(ValueError, match=r"loss is nan at step 2 on the examples row-2.*last\.ckpt.*learning rate"):
+    with pytest.raises(
+        ValueError, match=r"loss is nan at step 2 on the examples row-2.*last\.ckpt.*learning rate"
+    ):
         fit(tmp_path, StopOnBadLoss(), checkpoint, task=task)
     assert torch.isfinite(task.drafter.weight).all()
     kept = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
@@ -258,8 +260,13 @@ def test_random_state_survives_a_checkpoint(tmp_path):
     np.random.rand(4)
     again = Toy()
     trainer = Trainer(
-        accelerator="cpu", logger=False, callbacks=[RandomState()], max_epochs=1, enable_progress_bar=False,
-        enable_checkpointing=False, enable_model_summary=False,
+        accelerator="cpu",
+        logger=False,
+        callbacks=[RandomState()],
+        max_epochs=1,
+        enable_progress_bar=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
     )
     trainer.fit(again, loader(), ckpt_path=str(tmp_path / "step=1.ckpt"), weights_only=True)
     assert again.draws == first.draws[1:]

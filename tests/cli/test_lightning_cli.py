@@ -1,10 +1,12 @@
+import json
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
-
 from helpers import save_pair
+from PIL import Image
+
 from tiger.cli import expand_configs, main
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -84,10 +86,13 @@ def test_a_run_leaves_config_provenance_checkpoint_and_drafter(pair, tmp_path, m
     from tiger.drafting.saving import load_drafter
 
     monkeypatch.chdir(tmp_path)
-    cli = run("fit", *configs(CONFIGS / "experiment/tiny_kd.yaml"), *pair, "--trainer.max_steps=2", "--trainer.val_check_interval=2",
+    cli = run("fit", *configs(CONFIGS / "experiment/tiny_kd.yaml"), *pair, "--trainer.max_steps=2",
+              "--trainer.val_check_interval=2",
               "--trainer.enable_progress_bar=false")  # fmt: skip
     folder = tmp_path / "runs" / "tiny_kd"
-    assert {"config.yaml", "provenance.json", "drafter", "checkpoints"} <= {path.name for path in folder.iterdir()}
+    assert {"config.yaml", "provenance.json", "drafter", "checkpoints"} <= {
+        path.name for path in folder.iterdir()
+    }
     assert "seed_everything: 0" in (folder / "provenance.json").read_text()
     drafter = load_drafter(str(folder / "drafter"))
     for name, value in drafter.state_dict().items():
@@ -126,7 +131,9 @@ def test_a_checkpoint_never_overrides_the_config(pair, tmp_path, monkeypatch):
     stage = [*configs(CONFIGS / "experiment/tiny_kd.yaml"), *pair, "--trainer.enable_progress_bar=false"]
     first = run("fit", *stage, "--trainer.max_steps=1", "--model.init_args.guidance_weight=0.25")
     first.trainer.save_checkpoint(tmp_path / "kd.ckpt")
-    resumed = run("validate", *stage, f"--ckpt_path={tmp_path / 'kd.ckpt'}", "--model.init_args.guidance_weight=0.75")
+    resumed = run(
+        "validate", *stage, f"--ckpt_path={tmp_path / 'kd.ckpt'}", "--model.init_args.guidance_weight=0.75"
+    )
     assert resumed.model.hparams.guidance_weight == 0.75
     align = [*configs(CONFIGS / "experiment/tiny_align.yaml"), *pair, "--trainer.enable_progress_bar=false"]
     with pytest.raises(ValueError, match="another"):
@@ -135,7 +142,8 @@ def test_a_checkpoint_never_overrides_the_config(pair, tmp_path, monkeypatch):
 
 def test_verifier_of_the_data_is_that_of_the_task(capsys):
     stage = configs(CONFIGS / "data/synthetic_kd.yaml", CONFIGS / "stage/kd.yaml")
-    resolved = printed(capsys, *stage, "--model.init_args.verifier=somewhere", "--data.init_args.verifier=elsewhere",
+    resolved = printed(capsys, *stage, "--model.init_args.verifier=somewhere",
+                       "--data.init_args.verifier=elsewhere",
                        "--model.init_args.verifier_dtype=float16")  # fmt: skip
     assert resolved["data"]["init_args"].get("verifier", "somewhere") == "somewhere"
     assert resolved["data"]["init_args"].get("verifier_dtype", "float16") == "float16"
@@ -160,7 +168,9 @@ def test_unknown_keys_and_values_are_named(option, message, capsys):
 
 def test_unknown_key_in_a_file_is_named(tmp_path, capsys):
     path = tmp_path / "bad.yaml"
-    path.write_text(f"extends: {CONFIGS / 'experiment/tiny_kd.yaml'}\nmodel:\n  init_args:\n    blok_size: 3\n")
+    path.write_text(
+        f"extends: {CONFIGS / 'experiment/tiny_kd.yaml'}\nmodel:\n  init_args:\n    blok_size: 3\n"
+    )
     with pytest.raises(SystemExit) as stop:
         run("fit", "--config", str(path))
     assert stop.value.code == 2
@@ -177,6 +187,28 @@ def test_benchmark_configs_parse(path):
     parser.add_argument("--config", action=ActionConfigFile)
     parser.add_function_arguments(benchmark)
     resolved = parser.parse_args(expand_configs(configs(path)))
-    assert set(resolved.decoders) | {"autoregressive"} == {"autoregressive", "vanilla", "kd", "kd_continued", "tiger"}
+    assert set(resolved.decoders) | {"autoregressive"} == {
+        "autoregressive",
+        "vanilla",
+        "kd",
+        "kd_continued",
+        "tiger",
+    }
     assert list(resolved.temperatures) == [0.0, 1.0]
     assert path.read_text().startswith("# ")
+
+
+def test_benchmark_and_generate_run_on_what_training_left(pair, tmp_path, capsys):
+    folders = [word.split("=")[1] for word in pair[:2]]
+    decoders = yaml.safe_dump({"vanilla": folders[1]}, default_flow_style=True).strip()
+    common = ["--verifier", folders[0], "--max_new_tokens=4", "--num_threads=1"]
+    cells = main(["benchmark", "--config", str(BENCHMARKS[-1]), *common, "--decoders", decoders,
+                  "--num_prompts=2", "--speed_prompts=0", "--output", str(tmp_path)])  # fmt: skip
+    assert {(cell["decoder"], cell["temperature"]) for cell in cells} == {
+        (name, temperature) for name in ("autoregressive", "vanilla") for temperature in (0.0, 1.0)
+    }
+    assert len(json.loads((tmp_path / "metrics.json").read_text())) == len(cells)
+    Image.new("RGB", (96, 96), "red").save(tmp_path / "red.png")
+    answer = main(["generate", "--images", f"[{tmp_path / 'red.png'}]", "--prompt=What?", *common,
+                   "--drafter", folders[1]])  # fmt: skip
+    assert 1 <= len(answer.tokens) <= 4

@@ -1,6 +1,7 @@
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import yaml
@@ -27,7 +28,9 @@ def test_help_lists_every_verb_fast_and_without_torch():
 
 
 def test_module_entry_point():
-    done = subprocess.run([sys.executable, "-m", "tiger", "--version"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-m", "tiger", "--version"], capture_output=True, text=True, timeout=60
+    )
     assert done.stdout == f"tiger {tiger.__version__}\n"
 
 
@@ -62,9 +65,17 @@ def test_bases_come_before_the_file_that_extends_them(tmp_path):
     assert words[0] == "--x=1"
     assert words[-2:] == ["--y", "2"]
     assert words[1:-2:2] == ["--config"] * 5
-    contents = [yaml.safe_load(open(word)) if word.endswith(".yaml") else yaml.safe_load(word) for word in words[2:-2:2]]
+    contents = [
+        yaml.safe_load(Path(word).read_text()) if word.endswith(".yaml") else yaml.safe_load(word)
+        for word in words[2:-2:2]
+    ]
     assert contents == [{"a": 1}, {"c": 3}, {"b": 2}, {"d": 4}, {"b": 2}]
-    assert expand_configs(["-c", str(middle)]) == ["--config", str(tmp_path / "trainer" / "cpu.yaml"), "--config", "c: 3\n"]
+    assert expand_configs(["-c", str(middle)]) == [
+        "--config",
+        str(tmp_path / "trainer" / "cpu.yaml"),
+        "--config",
+        "c: 3\n",
+    ]
 
 
 def test_arguments_without_bases_are_untouched(tmp_path):

@@ -1,4 +1,4 @@
-"""A killed run, resumed from its last checkpoint, ends with the weights of an uninterrupted one, bit by bit."""
+"""A killed run, resumed from its last checkpoint, ends with the very weights of an uninterrupted one."""
 
 import os
 import signal
@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-
 from helpers import save_pair
+
 from tiger.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,6 +30,7 @@ def config(folder, name, experiment, *extra):
         "extends": str(ROOT / "configs/experiment" / experiment),
         "trainer": {
             "max_steps": STEPS,
+            "max_epochs": 2,
             "val_check_interval": 3,
             "enable_progress_bar": False,
             "logger": {"init_args": {"save_dir": str(folder), "name": name}},
@@ -44,7 +45,7 @@ def killed(words):
     """Runs the command line in its own process, which must end by SIGKILL."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests/integration")])}
     done = subprocess.run(
-        [sys.executable, "-m", "tiger", *words], env=environment, capture_output=True, text=True, timeout=300
+        [sys.executable, "-m", "tiger", *words], env=environment, capture_output=True, text=True, timeout=900
     )
     assert done.returncode == -signal.SIGKILL, done.stderr[-3000:]
 
@@ -79,7 +80,7 @@ def test_checkpoint_of_another_pair_is_refused(pair, tmp_path):
     first.trainer.save_checkpoint(tmp_path / "first.ckpt")
     other = save_pair(tmp_path / "other", layers=2)
     words = [*config(tmp_path, "second", "tiny_kd.yaml"), *other]
-    with pytest.raises(ValueError, match="another pair.*weights missing"):
+    with pytest.raises(ValueError, match=r"another pair.*weights missing"):
         main([*words, f"--ckpt_path={tmp_path / 'first.ckpt'}"])
-    with pytest.raises(ValueError, match="another pair.*weights missing"):
+    with pytest.raises(ValueError, match=r"another pair.*weights missing"):
         main([*words, f"--model.init_args.init_from={tmp_path / 'first.ckpt'}"])

@@ -69,7 +69,7 @@ def load_backbone(name_or_path: str, dtype: str = "float32", attention: str = "s
     model = model_class.from_pretrained(
         path, dtype=getattr(torch, dtype), attn_implementation=attention, use_safetensors=True
     )
-    return backbone_class(model.eval(), AutoProcessor.from_pretrained(path))
+    return backbone_class(model, AutoProcessor.from_pretrained(path)).eval()
 
 
 def check_pair(verifier: Backbone, drafter: Backbone) -> None:

@@ -193,9 +193,10 @@ def _write(output: Path, cells: list[dict[str, Any]], differences: list[dict[str
     compared = [tables.difference_row(row) for row in differences]
     text = tables.markdown(tables.COLUMNS, rows)
     console = Console()
-    console.print(tables.terminal("Acceptance and speed", tables.COLUMNS, rows))
+    for title, columns in (("Acceptance", tables.ACCEPTANCE), ("Speed", tables.SPEED)):
+        console.print(tables.terminal(title, columns, tables.pick(rows, columns)), "")
     if compared:
         text += "\n" + tables.markdown(tables.DIFFERENCE_COLUMNS, compared)
-        console.print(tables.terminal("AccLen differences", tables.DIFFERENCE_COLUMNS, compared))
+        console.print(tables.terminal("AccLen differences", tables.DIFFERENCE_COLUMNS, compared), "")
     write_atomic(output / "table.md", text)
     console.print(f"Written to {output}")

@@ -7,6 +7,7 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich import box
 from rich.table import Table
 
 Cell = Mapping[str, Any]
@@ -15,9 +16,9 @@ COLUMNS = (
     "T",
     "Batch",
     "AccLen [95 %]",
-    "P(A≥2)",
-    "P(A≥4)",
-    "P(A≥8)",
+    "A≥2",
+    "A≥4",
+    "A≥8",
     "Rounds/token",
     "Tokens/s",
     "Speedup",
@@ -25,6 +26,9 @@ COLUMNS = (
     "Other",
     "Exact",
 )
+# Two tables that fit a terminal of 80 columns.
+ACCEPTANCE = ("Decoder", "T", "AccLen [95 %]", "A≥2", "A≥4", "A≥8", "Rounds/token", "Exact")
+SPEED = ("Decoder", "T", "Batch", "Tokens/s", "Speedup", "Latency ms", "Other")
 
 
 def table_row(cell: Cell) -> list[str]:
@@ -75,11 +79,18 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "".join("| " + " | ".join(line) + " |\n" for line in (columns, rule, *rows))
 
 
+def pick(rows: Sequence[Sequence[str]], columns: Sequence[str]) -> list[list[str]]:
+    """Some of the `COLUMNS` of rows, each different row once."""
+    places = [COLUMNS.index(column) for column in columns]
+    return list(map(list, dict.fromkeys(tuple(row[place] for place in places) for row in rows)))
+
+
 def terminal(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """A rich table; columns but the first are aligned right."""
-    table = Table(title=title, title_justify="left", title_style="bold")
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    table.padding, table.pad_edge, table.show_edge, table.collapse_padding = (0, 1), False, False, True
     for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if index else "left", no_wrap=index == 0)
+        table.add_column(column, justify="right" if index else "left", no_wrap=True)
     for row in rows:
         table.add_row(*row)
     return table

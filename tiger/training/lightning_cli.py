@@ -9,11 +9,10 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from tiger.cli import PROGRAM
-
-# Imported so that configs may name these classes without their module.
+# Classes that nothing here uses are imported so that configs may name them without their module.
 import callbacks  # noqa: F401
 from data_modules import SyntheticDataModule  # noqa: F401
+from tiger.cli import PROGRAM
 from tiger.training import AcceptanceAlignment, DraftTask, KDWarmStart  # noqa: F401
 
 
@@ -21,7 +20,7 @@ class SaveConfig(SaveConfigCallback):
     """Saves the resolved config into the folder of a training run, and as text into TensorBoard."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Saves nothing without a logger or outside of training: the file would land in the working folder."""
+        """Saves nothing without a logger or outside of training: it would land in the working folder."""
         if stage == "fit" and trainer.logger is not None:
             super().setup(trainer, pl_module, stage)
 
@@ -62,7 +61,7 @@ class TigerCLI(LightningCLI):
             parser.link_arguments(f"model.init_args.{name}", f"data.init_args.{name}")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parses the given arguments; `sys.argv`, which Lightning would warn about, is where they came from."""
+        """Parses the given arguments, without Lightning's warning that `sys.argv` has some too."""
         self.config = parser.parse_args(args)  # type: ignore[arg-type]
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
@@ -74,7 +73,7 @@ class TigerCLI(LightningCLI):
         return super().instantiate_trainer(**kwargs)
 
     def _parse_ckpt_path(self) -> None:
-        """Does nothing: Lightning would replace the config by the checkpoint's hyper-parameters, class included.
+        """Does nothing; Lightning would take the model's class and options from the checkpoint.
 
         https://github.com/Lightning-AI/pytorch-lightning/issues/21246
         """

@@ -1,0 +1,43 @@
+"""The options of the command line as a list: to add, rename or drop one is a decision, shown here."""
+
+from jsonargparse import ArgumentParser
+
+from data_modules import SyntheticDataModule
+from tiger.evaluation.generate import generate
+from tiger.evaluation.runner import benchmark
+from tiger.training import AcceptanceAlignment, KDWarmStart
+
+TASK = """
+block_size decay_steps drafter guidance_layers guidance_weight init_from layout max_new_tokens num_anchors
+num_routed optimizer query remember seed selector train_vision validation_temperature verifier verifier_dtype
+warmup_steps
+"""
+OPTIONS = {
+    KDWarmStart: TASK + "ce_weight loss temperature",
+    AcceptanceAlignment: TASK + "beta credit group_size objective reward temperature test",
+    SyntheticDataModule: """
+batch_size cache_dir evaluation_mixture kinds max_length max_new_tokens mixture num_test num_train
+num_validation num_workers prompt_template question_filter response_batch_size response_temperature responses
+seed verifier verifier_dtype
+""",
+    generate: """
+block_size compare drafter dtype images max_new_tokens num_routed num_threads prompt seed system temperature
+top_k top_p trace verifier
+""",
+    benchmark: """
+acceptance_batch_size batch_sizes block_size block_sizes dataset decoders dtype max_new_tokens num_prompts
+num_threads output seed speed_prompts speed_repeats temperatures verifier
+""",
+}
+
+
+def options(target):
+    parser = ArgumentParser()
+    add = parser.add_class_arguments if isinstance(target, type) else parser.add_function_arguments
+    add(target)
+    return set(vars(parser.get_defaults()))
+
+
+def test_options_are_those_that_were_decided_on():
+    found = {target.__name__: sorted(options(target)) for target in OPTIONS}
+    assert found == {target.__name__: sorted(names.split()) for target, names in OPTIONS.items()}
