@@ -27,7 +27,9 @@ def setup(backbone, layout, selector, query):
 
 
 @pytest.mark.parametrize("layout", ["suffix", "inline"])
-@pytest.mark.parametrize(("selector", "query"), [("routed", "visual"), ("routed", "text"), ("full", "visual")])
+@pytest.mark.parametrize(
+    ("selector", "query"), [("routed", "visual"), ("routed", "text"), ("full", "visual")]
+)
 def test_scored_blocks_equal_decoded_blocks(backbone, layout, selector, query):
     with torch.no_grad():
         drafter, questions, answers, texts = setup(backbone, layout, selector, query)

@@ -33,7 +33,9 @@ def test_divergences_are_non_negative_and_vanish_for_equals(seed):
 
 def test_kl_equals_torch():
     p, q = logits(0)
-    expected = torch.nn.functional.kl_div(q.log_softmax(-1), p.log_softmax(-1), log_target=True, reduction="none")
+    expected = torch.nn.functional.kl_div(
+        q.log_softmax(-1), p.log_softmax(-1), log_target=True, reduction="none"
+    )
     torch.testing.assert_close(kl(p, q), expected.sum(-1))
 
 
@@ -55,5 +57,7 @@ def test_guidance_ignores_missing_tokens_and_is_least_at_the_target():
     missing = torch.tensor([[0.0, 0.0, float("-inf")]])
     best = torch.tensor([[0.25, 0.75]]).log()
     entropy = -(torch.tensor([0.25, 0.75]) * best).sum()
-    torch.testing.assert_close(guidance(torch.cat([best, torch.tensor([[float("-inf")]])], 1), attention)[0], entropy)
+    torch.testing.assert_close(
+        guidance(torch.cat([best, torch.tensor([[float("-inf")]])], 1), attention)[0], entropy
+    )
     assert guidance(missing, attention)[0] > entropy

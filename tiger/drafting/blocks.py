@@ -1,8 +1,8 @@
 """Scores or samples many blocks of many anchors in one pass, for training.
 
-The text of a row is read once. Each anchor then opens a routed context `[K routed tokens, root]` that sees the
-text before its root, and G branches of block tokens continue it without seeing one another. With the `inline`
-layout every branch is a row of its own, because the text's keys depend on the route.
+The text of a row is read once. Each anchor then opens a routed context `[K routed tokens, root]` that sees
+the text before its root, and G branches of block tokens continue it without seeing one another. With the
+`inline` layout every branch is a row of its own, because the text's keys depend on the route.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class Routes:
     def gate(self) -> Tensor:
         """Straight-through gate [B, A, K]: zero in value, the chosen scores in gradient.
 
-        It enters as a bias on attention logits towards the routed tokens. A scale on their embeddings would be
-        cancelled by the RMS norm.
+        It enters as a bias on attention logits towards the routed tokens. A scale on their embeddings would
+        be cancelled by the RMS norm.
         """
         chosen = self.scores.gather(2, self.rows).masked_fill(~self.valid, 0.0)
         return chosen - chosen.detach()

@@ -33,8 +33,8 @@ class AcceptanceAlignment(DraftTask):
         kwargs: Options of `DraftTask`.
 
     Raises:
-        ValueError: If a group has fewer than two blocks, or training runs in pure half precision, where updates
-            of this size vanish.
+        ValueError: If a group has fewer than two blocks, or training runs in pure half precision, where
+            updates of this size vanish.
     """
 
     def __init__(
@@ -50,7 +50,9 @@ class AcceptanceAlignment(DraftTask):
     ) -> None:
         super().__init__(**kwargs)
         if group_size < 2:
-            raise ValueError(f"group_size is {group_size}; rewards are compared within a group of two or more.")
+            raise ValueError(
+                f"group_size is {group_size}; rewards are compared within a group of two or more."
+            )
         if temperature <= 0:
             raise ValueError(f"temperature is {temperature}; drafts are sampled, so it must be above 0.")
         self.save_hyperparameters()
@@ -59,7 +61,7 @@ class AcceptanceAlignment(DraftTask):
     def configure_model(self) -> None:
         """Loads the pair and keeps a frozen copy of the warm-started drafter as q_ref."""
         super().configure_model()
-        if self._reference is None and self.hparams.beta:
+        if self._reference is None and self.options.beta:
             self._reference = copy.deepcopy(self.drafter).requires_grad_(False).eval()
 
     def on_fit_start(self) -> None:
@@ -75,9 +77,9 @@ class AcceptanceAlignment(DraftTask):
         texts, lessons = self.study(batch.examples)
         anchors = self.anchors(batch.examples, generator)
         routes = route(self.drafter, texts, anchors)
-        temperature = self.hparams.temperature
+        temperature = self.options.temperature
         blocks = sample_blocks(
-            self.drafter, texts, routes, self.hparams.group_size, self.block_size, temperature, generator
+            self.drafter, texts, routes, self.options.group_size, self.block_size, temperature, generator
         )
         prompts = [example.prompt for example in batch.examples]
         answers = [example.response.to(self.device) for example in batch.examples]
@@ -86,12 +88,14 @@ class AcceptanceAlignment(DraftTask):
         student = self.drafter.backbone.logits(read_blocks(self.drafter, texts, routes, blocks))
         inside = until_end(blocks, self.verifier.eos_ids)
         loss = self._objective(teacher, student, blocks, inside, generator, len(prompts))
-        if self.hparams.beta:
-            loss = loss + self.hparams.beta * self._reference_kl(texts, routes, answers, blocks, student, inside)
-        if self.hparams.guidance_weight and self.drafter.selector == "routed" and texts.bank.shape[1]:
+        if self.options.beta:
+            loss = loss + self.options.beta * self._reference_kl(
+                texts, routes, answers, blocks, student, inside
+            )
+        if self.options.guidance_weight and self.drafter.selector == "routed" and texts.bank.shape[1]:
             guide = guidance(routes.scores, self.block_attention(lessons, texts, anchors)).mean()
             self.log("loss/guidance", guide, batch_size=len(prompts))
-            loss = loss + self.hparams.guidance_weight * guide
+            loss = loss + self.options.guidance_weight * guide
         self.log("loss/total", loss, batch_size=len(prompts))
         return loss
 
@@ -105,7 +109,7 @@ class AcceptanceAlignment(DraftTask):
         size: int,
     ) -> Tensor:
         """Loss of the blocks [B, A, G, S] from both models' logits [B, A, G, S, V]."""
-        options = self.hparams
+        options = self.options
         log_q = (student.float() / options.temperature).log_softmax(-1)
         chosen = log_q.gather(-1, blocks[..., None])[..., 0]
         chance = acceptance(teacher, chosen, blocks, options.test) * inside
@@ -122,7 +126,13 @@ class AcceptanceAlignment(DraftTask):
         return -(weight * chosen).sum(-1).mean()
 
     def _reference_kl(
-        self, texts: Texts, routes: Routes, answers: list[Tensor], blocks: Tensor, student: Tensor, inside: Tensor
+        self,
+        texts: Texts,
+        routes: Routes,
+        answers: list[Tensor],
+        blocks: Tensor,
+        student: Tensor,
+        inside: Tensor,
     ) -> Tensor:
         """KL(q || q_ref) summed over each block, for the same routed tokens."""
         assert self._reference is not None

@@ -1,4 +1,4 @@
-"""What both training stages share: the frozen verifier, the drafter, anchors, and validation by real decoding."""
+"""What both training stages share: frozen verifier, drafter, anchors, and validation by real decoding."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class DraftTask(LightningModule, ABC):
         decay_steps: Optimizer steps after which a linear decay has reached zero; 0 keeps the rate constant.
         max_new_tokens: Longest validation answer, tokens.
         validation_temperature: Temperature of validation decoding.
-        remember: Keep the verifier's lessons and the drafter's visual banks of each example in memory, so that
-            later epochs do not recompute them. Needs a frozen vision tower.
+        remember: Keep the verifier's lessons and the drafter's visual banks of each example in memory, so
+            that later epochs do not recompute them. Needs a frozen vision tower.
         seed: Seed of anchors, drafts and tests.
 
     Raises:
@@ -82,7 +82,9 @@ class DraftTask(LightningModule, ABC):
         if min(block_size, num_anchors) < 1:
             raise ValueError(f"block_size {block_size} and num_anchors {num_anchors} must be 1 or more.")
         if remember and train_vision:
-            raise ValueError("remember keeps visual banks, which change while the tower trains; set one of them off.")
+            raise ValueError(
+                "remember keeps visual banks, which change while the tower trains; set one of them off."
+            )
         self.save_hyperparameters()
         self.strict_loading = False
         self.optimizer = optimizer
@@ -93,7 +95,7 @@ class DraftTask(LightningModule, ABC):
         """Loads both models; the verifier stays frozen, in evaluation mode and out of checkpoints."""
         if self._drafter is not None:
             return
-        options = self.hparams
+        options = self.options
         verifier = load_backbone(options.verifier, options.verifier_dtype)
         drafter = load_drafter(
             options.drafter,
@@ -112,6 +114,11 @@ class DraftTask(LightningModule, ABC):
         self._drafter = drafter.train()
 
     @property
+    def options(self) -> Any:
+        """The constructor's arguments."""
+        return self.hparams
+
+    @property
     def drafter(self) -> RoutedDrafter:
         """The drafter in training."""
         assert self._drafter is not None, "configure_model has not run"
@@ -120,7 +127,7 @@ class DraftTask(LightningModule, ABC):
     @property
     def block_size(self) -> int:
         """Tokens per block."""
-        return int(self.hparams.block_size)
+        return int(self.options.block_size)
 
     def train(self, mode: bool = True) -> DraftTask:
         """Sets the mode of the drafter; the verifier always stays in evaluation mode."""
@@ -129,16 +136,18 @@ class DraftTask(LightningModule, ABC):
             self.verifier.eval()
         return self
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """Everything but the verifier's weights."""
         state = super().state_dict(*args, **kwargs)
         return {name: value for name, value in state.items() if not name.startswith("verifier.")}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Notes which pair the checkpoint belongs to."""
-        checkpoint["pair"] = {"verifier": self.hparams.verifier, "drafter": self.hparams.drafter}
+        checkpoint["pair"] = {"verifier": self.options.verifier, "drafter": self.options.drafter}
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
         """Loads a checkpoint that must hold every weight but the verifier's.
 
         Raises:
@@ -151,7 +160,7 @@ class DraftTask(LightningModule, ABC):
     def configure_optimizers(self) -> Any:
         """The optimizer over trainable parameters, with warm-up and decay per optimizer step."""
         optimizer = self.optimizer([p for p in self.parameters() if p.requires_grad])
-        warmup, decay = self.hparams.warmup_steps, self.hparams.decay_steps
+        warmup, decay = self.options.warmup_steps, self.options.decay_steps
 
         def factor(step: int) -> float:
             rise = min(1.0, (step + 1) / max(warmup, 1))
@@ -162,13 +171,15 @@ class DraftTask(LightningModule, ABC):
 
     def generator(self, batch_index: int) -> torch.Generator:
         """Randomness of one training step: a function of seed, rank, epoch and batch only."""
-        value = ((self.hparams.seed * 1009 + self.global_rank) * 10007 + self.current_epoch) * 1_000_003 + batch_index
+        value = (
+            (self.options.seed * 1009 + self.global_rank) * 10007 + self.current_epoch
+        ) * 1_000_003 + batch_index
         return torch.Generator(self.device).manual_seed(value % 2**63)
 
     def anchors(self, examples: list[Example], generator: torch.Generator) -> Tensor:
-        """Draws roots [B, A] in each answer, with a drafted token left behind them where the answer has two."""
+        """Draws roots [B, A] in each answer, leaving a token to draft where the answer has two."""
         last = torch.tensor([max(len(example.response) - 1, 1) for example in examples], device=self.device)
-        uniform = torch.rand(len(examples), self.hparams.num_anchors, generator=generator, device=self.device)
+        uniform = torch.rand(len(examples), self.options.num_anchors, generator=generator, device=self.device)
         return (uniform * last[:, None]).long()
 
     def study(self, examples: list[Example]) -> tuple[Texts, list[Lesson]]:
@@ -179,7 +190,7 @@ class DraftTask(LightningModule, ABC):
         unknown = [i for i, prompt in enumerate(prompts) if prompt.id not in self.memory]
         fresh = self._learn(inputs, examples, unknown) if unknown else {}
         pairs = [fresh[i] if i in fresh else self.memory[prompt.id] for i, prompt in enumerate(prompts)]
-        if self.hparams.remember:
+        if self.options.remember:
             self.memory.update({prompts[i].id: pair for i, pair in fresh.items()})
         texts = read_texts(self.drafter, inputs, [bank for _, bank in pairs], answers)
         return texts, [lesson for lesson, _ in pairs]
@@ -190,7 +201,7 @@ class DraftTask(LightningModule, ABC):
         lessons = self.teacher.read(
             [examples[i].prompt for i in chosen], [examples[i].response.to(self.device) for i in chosen]
         )
-        with torch.set_grad_enabled(self.hparams.train_vision and torch.is_grad_enabled()):
+        with torch.set_grad_enabled(self.options.train_vision and torch.is_grad_enabled()):
             banks = self.drafter.backbone.encode([inputs[i] for i in chosen])
             banks = [bank.with_global() if len(bank) else bank for bank in banks]
         return dict(zip(chosen, zip(lessons, banks, strict=True), strict=True))
@@ -207,11 +218,18 @@ class DraftTask(LightningModule, ABC):
             result[row, :, : attention.shape[1]] = mean
         return result
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> list[Generation]:
+    def validation_step(  # type: ignore[override]  # callbacks read the generations
+        self, batch: Batch, batch_idx: int
+    ) -> list[Generation]:
         """Decodes the batch for real and logs its accepted length."""
-        sampling = Sampling(temperature=self.hparams.validation_temperature)
+        sampling = Sampling(temperature=self.options.validation_temperature)
         decoder = SpeculativeDecoder(
-            self.verifier, self.drafter, self.block_size, self.hparams.max_new_tokens, sampling, self.hparams.seed
+            self.verifier,
+            self.drafter,
+            self.block_size,
+            self.options.max_new_tokens,
+            sampling,
+            self.options.seed,
         )
         generations = decoder.generate([example.prompt for example in batch.examples])
         rounds = [item for generation in generations for item in generation.rounds]
@@ -219,15 +237,20 @@ class DraftTask(LightningModule, ABC):
         self.log("accept/length", mean, batch_size=max(len(rounds), 1), prog_bar=True, sync_dist=True)
         return generations
 
-    def test_step(self, batch: Batch, batch_idx: int) -> list[Generation]:
+    def test_step(self, batch: Batch, batch_idx: int) -> list[Generation]:  # type: ignore[override]
         """The same as validation, on the test split."""
         return self.validation_step(batch, batch_idx)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> list[Generation]:
         """Answers of the batch."""
-        sampling = Sampling(temperature=self.hparams.validation_temperature)
+        sampling = Sampling(temperature=self.options.validation_temperature)
         return SpeculativeDecoder(
-            self.verifier, self.drafter, self.block_size, self.hparams.max_new_tokens, sampling, self.hparams.seed
+            self.verifier,
+            self.drafter,
+            self.block_size,
+            self.options.max_new_tokens,
+            sampling,
+            self.options.seed,
         ).generate([example.prompt for example in batch.examples])
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -250,7 +273,8 @@ def check_weights(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Non
     if missing or unknown or reshaped:
         raise ValueError(
             "The checkpoint belongs to another pair: "
-            f"{len(missing)} weights missing (first: {missing[:1]}), {len(unknown)} unknown (first: {unknown[:1]}), "
+            f"{len(missing)} weights missing (first: {missing[:1]}), "
+            f"{len(unknown)} unknown (first: {unknown[:1]}), "
             f"{len(reshaped)} of another shape (first: {sorted(reshaped)[:1]}). "
             "Set the verifier and drafter that the checkpoint was trained with."
         )
@@ -264,7 +288,9 @@ def load_stage(drafter: RoutedDrafter, path: Path) -> None:
         ValueError: If it belongs to another pair.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"There is no checkpoint {path}. Run the earlier stage first, or correct init_from.")
+        raise FileNotFoundError(
+            f"There is no checkpoint {path}. Run the earlier stage first, or correct init_from."
+        )
     state = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
     prefix = "_drafter."
     weights = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}

@@ -35,30 +35,32 @@ class KDWarmStart(DraftTask):
         texts, lessons = self.study(batch.examples)
         anchors = self.anchors(batch.examples, self.generator(batch_idx))
         routes = route(self.drafter, texts, anchors)
-        blocks, valid = answer_blocks(texts, [len(lesson.hidden) for lesson in lessons], anchors, self.block_size)
+        blocks, valid = answer_blocks(
+            texts, [len(lesson.hidden) for lesson in lessons], anchors, self.block_size
+        )
         student = read_blocks(self.drafter, texts, routes, blocks[:, :, None])[:, :, 0][valid]
         teacher = teacher_hidden(lessons, anchors, self.block_size)[valid]
         divergence = chunked(
-            DIVERGENCES[self.hparams.loss],
+            DIVERGENCES[self.options.loss],
             self.verifier.logits,
             self.drafter.backbone.logits,
             teacher,
             student,
-            self.hparams.temperature,
+            self.options.temperature,
         ).mean()
         loss = divergence
         size = len(batch.examples)
         self.log("loss/kd", divergence, batch_size=size)
-        if self.hparams.ce_weight:
+        if self.options.ce_weight:
             logits = self.drafter.backbone.logits(student).float()
             ce = torch.nn.functional.cross_entropy(logits, blocks[valid])
             self.log("loss/ce", ce, batch_size=size)
-            loss = loss + self.hparams.ce_weight * ce
-        if self.hparams.guidance_weight and self.drafter.selector == "routed" and texts.bank.shape[1]:
+            loss = loss + self.options.ce_weight * ce
+        if self.options.guidance_weight and self.drafter.selector == "routed" and texts.bank.shape[1]:
             attention = self.block_attention(lessons, texts, anchors)
             guide = guidance(routes.scores, attention).mean()
             self.log("loss/guidance", guide, batch_size=size)
-            loss = loss + self.hparams.guidance_weight * guide
+            loss = loss + self.options.guidance_weight * guide
         self.log("loss/total", loss, batch_size=size, prog_bar=True)
         return loss
 

@@ -37,7 +37,7 @@ def js(teacher: Tensor, student: Tensor) -> Tensor:
 
 
 def overlap(teacher: Tensor, student: Tensor) -> Tensor:
-    """alpha = sum_v min(p, q), the acceptance probability of one sampled draft token (Leviathan et al. 2023)."""
+    """Acceptance probability of a sampled draft token, sum_v min(p, q) (Leviathan et al. 2023)."""
     return torch.minimum(teacher.float().softmax(-1), student.float().softmax(-1)).sum(-1)
 
 

@@ -53,8 +53,8 @@ def rewards(name: RewardName, chance: Tensor, generator: torch.Generator | None 
     """Rewards of blocks.
 
     `accepted_prefix` (paper Eq. 13) counts the accepted tokens, `binary` is 1 if the first is accepted,
-    `token_agreement` counts accepted tokens wherever they stand, and `expected_prefix` (ours) is the expectation
-    of `accepted_prefix` over the test, sum_u prod_{m<=u} min(1, p/q), free of its noise.
+    `token_agreement` counts accepted tokens wherever they stand, and `expected_prefix` (ours) is the
+    expectation of `accepted_prefix` over the test, sum_u prod_{m<=u} min(1, p/q), free of its noise.
 
     Args:
         name: Kind of reward.
@@ -80,10 +80,10 @@ def rewards(name: RewardName, chance: Tensor, generator: torch.Generator | None 
 def advantages(reward: Rewards, credit: Credit, epsilon: float = 1e-4) -> Tensor:
     """Weights of log q(token), normalised within each group (paper Eq. 14).
 
-    `block` gives every token its block's normalised reward, as the paper does. `prefix` (ours) gives token u what
-    the block earns from u on, minus the group's mean of that among blocks still alive at u. What was earned before
-    u does not depend on token u, and a dead block earns nothing more, so the expected gradient is the same and
-    its variance smaller.
+    `block` gives every token its block's normalised reward, as the paper does. `prefix` (ours) gives token u
+    what the block earns from u on, minus the group's mean of that among blocks still alive at u. What was
+    earned before u does not depend on token u, and a dead block earns nothing more, so the expected gradient
+    is the same and its variance smaller.
 
     Args:
         reward: Rewards of G blocks per anchor.

@@ -10,7 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache
 
-from tiger.backbones.base import Backbone, ModelInputs, Prompt, VisualBank, assemble
+from tiger.backbones.base import Assembled, Backbone, ModelInputs, Prompt, VisualBank, assemble
+
+Grid = tuple[int, int, int]
 
 
 @dataclass
@@ -25,7 +27,7 @@ class Lesson:
 
     hidden: Tensor
     attention: Tensor
-    grids: tuple[tuple[int, int, int], ...]
+    grids: tuple[Grid, ...]
 
 
 @dataclass
@@ -57,7 +59,9 @@ class Teacher:
         self.backbone = backbone
         self.guidance_layers = guidance_layers
 
-    def _assemble(self, prompts: Sequence[Prompt], answers: Sequence[Tensor]) -> tuple[list[ModelInputs], list[VisualBank], object]:
+    def _assemble(
+        self, prompts: Sequence[Prompt], answers: Sequence[Tensor]
+    ) -> tuple[list[ModelInputs], list[VisualBank], Assembled]:
         inputs = [self.backbone.prepare(prompt) for prompt in prompts]
         banks = self.backbone.encode(inputs)
         embed = self.backbone.embed
@@ -68,12 +72,12 @@ class Teacher:
     def read(self, prompts: Sequence[Prompt], answers: Sequence[Tensor]) -> list[Lesson]:
         """Reads whole answers, with attention."""
         _, banks, batch = self._assemble(prompts, answers)
-        hidden, attention = self.backbone.run_with_attention(batch, self.guidance_layers)  # type: ignore[arg-type]
+        hidden, attention = self.backbone.run_with_attention(batch, self.guidance_layers)
         lessons = []
         for row, (answer, bank) in enumerate(zip(answers, banks, strict=True)):
-            end = batch.lengths[row]  # type: ignore[attr-defined]
+            end = batch.lengths[row]
             span = slice(end - len(answer), end)
-            visual = batch.visual[row]  # type: ignore[attr-defined]
+            visual = batch.visual[row]
             lessons.append(Lesson(hidden[row, span], attention[row, span][:, visual], bank.grids))
         return lessons
 
@@ -82,10 +86,10 @@ class Teacher:
         """Reads whole answers into a cache that `score_blocks` continues."""
         inputs, _, batch = self._assemble(prompts, answers)
         cache = DynamicCache(config=self.backbone.model.config)
-        hidden = self.backbone.run_assembled(batch, cache)  # type: ignore[arg-type]
+        hidden = self.backbone.run_assembled(batch, cache)
         device = hidden.device
         sizes = torch.tensor([len(answer) for answer in answers], device=device)
-        starts = torch.tensor(batch.lengths, device=device) - sizes  # type: ignore[attr-defined]
+        starts = torch.tensor(batch.lengths, device=device) - sizes
         positions = torch.tensor([entry.next_position for entry in inputs], device=device)
         return Prefixes(cache, starts, positions, hidden)
 
@@ -127,7 +131,7 @@ class Teacher:
         return torch.cat([roots, hidden.view(batch, num_anchors, group, size, width)], dim=3)
 
 
-def resample(attention: Tensor, source: Sequence[tuple[int, int, int]], target: Sequence[tuple[int, int, int]]) -> Tensor:
+def resample(attention: Tensor, source: Sequence[Grid], target: Sequence[Grid]) -> Tensor:
     """Carries attention over the verifier's visual grid to the drafter's.
 
     Args:

@@ -30,7 +30,9 @@ def main() -> None:
     parser.add_argument("--tower_steps", type=int, default=None)
     parser.add_argument("--language_steps", type=int, default=None)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--no_compile", action="store_true", help="train without torch.compile (no C++ compiler)")
+    parser.add_argument(
+        "--no_compile", action="store_true", help="train without torch.compile (no C++ compiler)"
+    )
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     if "WORLD_SIZE" in os.environ:

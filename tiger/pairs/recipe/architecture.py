@@ -89,7 +89,9 @@ def build_tokenizer(num_samples: int = 6000) -> PreTrainedTokenizerFast:
     text = [f"{turn.question}\n{turn.answer}" for seed in range(num_samples) for turn in generate(seed).turns]
     tokenizer = Tokenizer(models.BPE())
     single = pre_tokenizers.Split(Regex(r"\d|[A-Z](?![a-z])"), behavior="isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([single, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [single, pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCAB_SIZE,
@@ -123,7 +125,9 @@ def build_processor(tokenizer: PreTrainedTokenizerFast) -> Qwen3VLProcessor:
     )
 
 
-def build_model(role: str, tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Qwen3VLForConditionalGeneration:
+def build_model(
+    role: str, tokenizer: PreTrainedTokenizerFast, seed: int = 0
+) -> Qwen3VLForConditionalGeneration:
     """Builds a randomly initialised model.
 
     Args:

@@ -46,7 +46,7 @@ def prefix_positions(start: int) -> Tensor:
 
 
 class Packer:
-    """Turns synthetic samples into `PackedBatch`es of fixed length, so that compiled layers never recompile."""
+    """Turns samples into `PackedBatch`es of fixed length, so that compiled layers never recompile."""
 
     def __init__(self, processor: Qwen3VLProcessor, length: int = 288) -> None:
         self.processor = processor

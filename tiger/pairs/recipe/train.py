@@ -16,7 +16,6 @@ from transformers import Qwen3VLForConditionalGeneration
 from data_modules.synthetic.world import KINDS, LABELS, Sample
 from tiger.pairs.recipe.packing import GRID, NUM_VISUAL, PackedBatch, Packer, batches, stack_cells
 
-
 TOWER_WEIGHTS = {"sign": 5.0, "document": 1.5}  # reading characters takes a tower the longest
 
 
@@ -46,7 +45,9 @@ class DenseHead(nn.Module):
         return loss, accuracy
 
 
-def encode(model: Qwen3VLForConditionalGeneration, pixels: Tensor, num_images: int) -> tuple[Tensor, list[Tensor]]:
+def encode(
+    model: Qwen3VLForConditionalGeneration, pixels: Tensor, num_images: int
+) -> tuple[Tensor, list[Tensor]]:
     """Visual tokens [B, 64, D] and deepstack rows, each [B * 64, D]."""
     side = GRID * 2
     grid = torch.tensor([[1, side, side]]).expand(num_images, 3)
@@ -56,7 +57,8 @@ def encode(model: Qwen3VLForConditionalGeneration, pixels: Tensor, num_images: i
 
 def optimizers(model: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
     """Muon for the matrices inside blocks, AdamW for embeddings, norms and heads."""
-    matrices, others = [], []
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         inner = parameter.ndim == 2 and ("layers." in name or "blocks." in name)
         (matrices if inner else others).append(parameter)
@@ -65,7 +67,7 @@ def optimizers(model: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
 
 
 def learning_rate(step: int, steps: int, warmup: int = 100, decay: float = 0.5) -> float:
-    """Share of the peak rate: linear warm-up, constant, then linear decay over the last `decay` of the run."""
+    """Share of the peak rate: linear warm-up, constant, linear decay over the last `decay` of the run."""
     return min(1.0, (step + 1) / warmup, max(0.0, (steps - step) / (decay * steps)))
 
 
@@ -125,7 +127,9 @@ class Trainer:
         torch.save(state, self.folder / "state.tmp")
         os.replace(self.folder / "state.tmp", self.folder / "state.pt")
 
-    def run(self, batch_size: int, seed: int, weights: dict[str, float] | None = None, log_every: int = 20) -> None:
+    def run(
+        self, batch_size: int, seed: int, weights: dict[str, float] | None = None, log_every: int = 20
+    ) -> None:
         """Trains until `steps`; prints a line every `log_every` steps and saves every 100.
 
         Each process of a run reads its own stream, so more processes mean larger steps.
@@ -158,7 +162,12 @@ class Trainer:
 
 
 def train_tower(
-    model: Qwen3VLForConditionalGeneration, head: DenseHead, packer: Packer, folder: Path, steps: int, seed: int
+    model: Qwen3VLForConditionalGeneration,
+    head: DenseHead,
+    packer: Packer,
+    folder: Path,
+    steps: int,
+    seed: int,
 ) -> None:
     """Stage 1: the vision tower learns to name what lies in every cell."""
 
@@ -167,7 +176,9 @@ def train_tower(
         value, accuracy = head(tokens, stack_cells(samples))
         return value, {"loss": value.item(), **accuracy}
 
-    Trainer(nn.ModuleList([model.model.visual, head]), loss, folder, lr=3e-3, steps=steps).run(32, seed, TOWER_WEIGHTS)
+    Trainer(nn.ModuleList([model.model.visual, head]), loss, folder, lr=3e-3, steps=steps).run(
+        32, seed, TOWER_WEIGHTS
+    )
 
 
 def language_loss(
