@@ -1,4 +1,4 @@
-"""`python -m tiger.pairs.recipe.ship SOURCE TARGET`: copies a model or drafter folder with bfloat16 weights."""
+"""`python -m tiger.pairs.recipe.ship SOURCE TARGET`: copies a model or drafter with bfloat16 weights."""
 
 from __future__ import annotations
 
