@@ -47,8 +47,9 @@ bench: $(STAMP) ## Run every script in benchmarks/ with a short setting
 		echo "== $$script"; $(PY) $$script $(BENCH_FLAGS); \
 	done
 
-zoo: $(STAMP) ## Train the tiny pair again from its recipe (runs/zoo)
-	$(PY) -m tiger.pairs.recipe --output runs/zoo
+zoo: $(STAMP) ## Train the tiny verifier and the vanilla drafter again from the recipe (hours)
+	$(PY) -m tiger.pairs.recipe verifier --output runs/zoo
+	$(PY) -m tiger.pairs.recipe drafter --output runs/zoo
 
 tensorboard: $(STAMP) ## Show the logs of all runs
 	$(PY) -m tensorboard.main --logdir runs

@@ -139,6 +139,8 @@ def route(drafter: RoutedDrafter, texts: Texts, anchors: Tensor, noise: Tensor |
     chosen = [
         [
             select(drafter.selector, ranking[b, a, : len(bank)], bank.tokens, drafter.num_routed)
+            if len(bank)
+            else anchors.new_zeros(0)
             for a in range(anchors.shape[1])
         ]
         for b, bank in enumerate(texts.banks)
