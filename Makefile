@@ -23,8 +23,9 @@ setup: $(STAMP) ## Create .venv with everything, tools included
 demo: export OMP_NUM_THREADS := 1
 demo: $(STAMP) ## Train both stages on the tiny pair and benchmark the drafters (CPU)
 	$(PY) -m tiger fit --config configs/experiment/demo_kd.yaml
-	$(PY) -m tiger fit --config configs/experiment/demo_kd_continued.yaml
-	$(PY) -m tiger fit --config configs/experiment/demo_align.yaml
+	# Side by side, so that both get the same time of one core.
+	$(PY) -m tiger fit --config configs/experiment/demo_kd_continued.yaml > runs/demo/kd_continued.log 2>&1 & \
+		control=$$!; $(PY) -m tiger fit --config configs/experiment/demo_align.yaml && wait $$control
 	$(PY) -m tiger benchmark --config configs/experiment/demo_benchmark.yaml
 
 test: export OMP_NUM_THREADS := 1

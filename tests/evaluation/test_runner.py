@@ -67,6 +67,20 @@ def test_cells_have_every_key(done):
     assert [cell["acclen"] for cell in read] == [cell["acclen"] for cell in cells]
 
 
+def test_traces_show_the_last_decoder(pair, tmp_path):
+    run(
+        pair,
+        tmp_path,
+        temperatures=[0.0],
+        decoders={"tiger": str(pair / "tiger")},
+        speed_prompts=0,
+        num_traces=2,
+    )
+    assert (tmp_path / "traces.html").stat().st_size > 10_000
+    with pytest.raises(ValueError, match="routes nothing"):
+        run(pair, tmp_path, temperatures=[0.0], decoders={}, block_sizes={}, speed_prompts=0, num_traces=1)
+
+
 def test_greedy_answers_are_the_verifiers_own(done):
     cells, _ = done
     assert [cell["exact"] for cell in cells] == [1.0] * 4 + [None] * 4

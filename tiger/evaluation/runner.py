@@ -11,6 +11,8 @@ from typing import Any
 from rich.console import Console
 
 from tiger.decoding.records import Generation
+from tiger.decoding.speculative import SpeculativeDecoder
+from tiger.drafting.routed import RoutedDrafter
 from tiger.evaluation.bootstrap import acceptance_counts, acclen_interval, paired_difference
 from tiger.evaluation.decoders import BASELINE, Decoders
 from tiger.evaluation.prompts import load_prompts
@@ -18,6 +20,7 @@ from tiger.evaluation.samples import Journal, write_atomic
 from tiger.evaluation.timing import Timing, limit_threads
 from tiger.metrics.acceptance import AcceptanceMetrics
 from tiger.report import tables
+from tiger.report.trace_page import Trace, grids_of, write_trace_page
 
 SHIPPED_DECODERS: dict[str, str | None] = {
     BASELINE: None,
@@ -42,6 +45,7 @@ def benchmark(
     acceptance_batch_size: int = 8,
     speed_prompts: int = 24,
     speed_repeats: int = 5,
+    num_traces: int = 0,
     seed: int = 0,
     output: Path = Path("runs/benchmark"),
     num_threads: int | None = 1,
@@ -70,6 +74,7 @@ def benchmark(
         acceptance_batch_size: Batch size while acceptance is measured.
         speed_prompts: The first so many prompts are timed; 0 for no timing.
         speed_repeats: Times that each of them is decoded by each decoder; medians count.
+        num_traces: Show every round of the last decoder's first answers on a page, `traces.html`.
         seed: Seed of sampling and bootstrap.
         output: Folder of the results.
         num_threads: Threads of torch; null for its own choice.
@@ -119,6 +124,8 @@ def benchmark(
                 exact = _exact(answers[name], answers[BASELINE]) if temperature == 0 else None
                 cells.append(where | acceptance | _speed(timings, name) | {"exact": exact} | settings)
     _write(output, cells, differences)
+    if num_traces:
+        _trace(bench, temperatures[0], num_traces, output / "traces.html")
     return cells
 
 
@@ -182,6 +189,23 @@ def _differences(
             row |= {"difference": interval.value, "low": interval.low, "high": interval.high}
             rows.append(row)
     return rows
+
+
+def _trace(bench: Decoders, temperature: float, count: int, page: Path) -> None:
+    """Writes a page with the rounds of the last decoder."""
+    name = list(bench.drafters)[-1]
+    decoder = bench.build(name, temperature)
+    if not isinstance(decoder, SpeculativeDecoder) or not isinstance(decoder.drafter, RoutedDrafter):
+        raise ValueError(
+            f"The last decoder, {name!r}, routes nothing; list a routed one last or set num_traces 0."
+        )
+    prompts, reader = bench.prompts[:count], decoder.drafter.backbone
+    answers = decoder.generate(prompts)  # journals keep no router scores
+    traces = [
+        Trace(prompt, answer, grids_of(reader, prompt), None)
+        for prompt, answer in zip(prompts, answers, strict=True)
+    ]
+    write_trace_page(page, traces, reader.tokenizer)
 
 
 def _write(output: Path, cells: list[dict[str, Any]], differences: list[dict[str, Any]]) -> None:
