@@ -1,4 +1,4 @@
-"""Pictures with up to ten small shapes to count, as in TallyQA."""
+"""Pictures with up to eight small shapes to count, as in TallyQA."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from data_modules.synthetic.types import (
     Image,
     Mark,
     Turn,
-    join,
     mark,
     turn,
 )
@@ -32,7 +31,7 @@ def build(rng: Random) -> tuple[Image, list[Turn], list[Mark]]:
         y = 16 + 32 * (place // 4) + rng.randint(-4, 4)
         draw_shape(image, shape, rng.randrange(16, 23, 2), x, y, COLOURS[colour])
         marks += [mark("shape", shape, x, y), mark("colour", colour, x, y)]
-    return image, _counts(things, rng) + _comparisons(things, rng), marks
+    return image, _counts(things, rng), marks
 
 
 def _things(rng: Random) -> list[Thing]:
@@ -40,7 +39,7 @@ def _things(rng: Random) -> list[Thing]:
     colours, shapes = rng.sample(PALETTE, 3), rng.sample(SHAPES, 3)
     others = [(colour, shape) for colour in colours for shape in shapes][1:]
     targets = rng.randint(1, 6)
-    distractors = rng.choices(others, k=rng.randint(2, min(6, 10 - targets)))
+    distractors = rng.choices(others, k=rng.randint(2, min(4, 8 - targets)))
     return [(colours[0], shapes[0])] * targets + distractors
 
 
@@ -62,7 +61,7 @@ def _counts(things: list[Thing], rng: Random) -> list[Turn]:
     """Questions for one number."""
     total, exact = len(things), Counter(things)
     pairs = rng.sample(sorted(exact), min(3, len(exact)))
-    turns = [_total(things), _groups(things)]
+    turns = [_total(things)]
     for index, (colour, shape) in enumerate(dict.fromkeys([things[0], *pairs])):
         number, noun = exact[colour, shape], f"{colour} {shape}"
         many = _many(noun)
@@ -87,35 +86,17 @@ def _total(things: list[Thing]) -> Turn:
     return turn("How many objects are there altogether?", answer, number=total)
 
 
-def _groups(things: list[Thing]) -> Turn:
-    """The number of every sort of thing, by colour and then by shape."""
-    exact = Counter(things)
-    order = [(colour, shape) for colour in PALETTE for shape in SHAPES if exact[colour, shape]]
-    parts = [
-        f"[{NUMBERS[exact[pair]]} {pair[0]}] [{pair[1] if exact[pair] == 1 else _many(pair[1])}]"
-        for pair in order
-    ]
-    answer = f"This picture shows {join(parts)}, [{NUMBERS[len(things)]}] objects in all."
-    return turn("Count every sort of object by colour and shape.", answer, number=len(things))
-
-
 def _by_shape(things: list[Thing], rng: Random) -> list[Turn]:
-    """The number of things of a shape, with and without its colours."""
-    turns = []
-    shapes = sorted({shape for _, shape in things})
-    for shape in rng.sample(shapes, min(2, len(shapes))):
-        hues = Counter(colour for colour, other in things if other == shape)
-        number = hues.total()
-        parts = join([f"[{NUMBERS[hues[colour]]} {colour}]" for colour in PALETTE if hues[colour]])
-        many = _many(shape)
-        turns.append(
-            turn(
-                f"How many {many} can you see here?",
-                f"You can see {_plural(number, shape)} here, namely {parts}.",
-                number=number,
-            )
+    """The number of things of a shape."""
+    counts = Counter(shape for _, shape in things)
+    return [
+        turn(
+            f"How many {_many(shape)} can you see here?",
+            f"You can see {_plural(counts[shape], shape)} in this picture.",
+            number=counts[shape],
         )
-    return turns
+        for shape in rng.sample(sorted(counts), min(2, len(counts)))
+    ]
 
 
 def _by_colour(things: list[Thing], rng: Random) -> list[Turn]:
@@ -124,33 +105,3 @@ def _by_colour(things: list[Thing], rng: Random) -> list[Turn]:
     number = sum(other == colour for other, _ in things)
     answer = f"The picture has {_plural(number, f'{colour} object')} in total."
     return [turn(f"How many {colour} objects are in the picture?", answer, number=number)]
-
-
-def _comparisons(things: list[Thing], rng: Random) -> list[Turn]:
-    """Which of two shapes or colours is more frequent, and by how many."""
-    turns = []
-    for index, sort in ((1, "shape"), (0, "colour")):
-        counts = Counter(thing[index] for thing in things)
-        if len(counts) < 2:
-            continue
-        one, two = rng.sample(sorted(counts), 2)
-        nouns = [name if index else f"{name} object" for name in (one, two)]
-        turns += _compare(nouns, [counts[one], counts[two]], sort)
-    return turns
-
-
-def _compare(nouns: list[str], numbers: list[int], sort: str) -> list[Turn]:
-    """Compares the counts of two sorts of things."""
-    first, second = [_many(noun) for noun in nouns]
-    left, right = [_plural(number, noun) for number, noun in zip(numbers, nouns, strict=True)]
-    head = f"Counting gives {left} and {right}"
-    more = first if numbers[0] > numbers[1] else second
-    question = f"Which {sort} is more frequent, {first} or {second}?"
-    if numbers[0] == numbers[1]:
-        return [turn(question, f"{head}, so [both] are [equally] frequent.", number=numbers[0])]
-    difference = abs(numbers[0] - numbers[1])
-    turns = [turn(question, f"{head}, so [{more}] are more frequent.", number=max(numbers))]
-    if numbers[0] > numbers[1]:
-        answer = f"{head}, which makes [{NUMBERS[difference]}] more."
-        turns.append(turn(f"How many more {first} than {second} are there?", answer, number=difference))
-    return turns

@@ -3,8 +3,8 @@ import json
 
 import pytest
 import torch
+from helpers import fresh_backbone, hf_inputs, picture, prompts, save_backbone, tiny_backbone
 
-from tests.helpers import fresh_backbone, hf_inputs, picture, prompts, save_backbone, tiny_backbone
 from tiger.backbones import loading
 from tiger.backbones.images import load_image
 from tiger.backbones.loading import check_pair, load_backbone, resolve

@@ -1,7 +1,7 @@
 import pytest
 import torch
+from helpers import fresh_backbone, hf_inputs, prompts, tiny_backbone
 
-from tests.helpers import fresh_backbone, hf_inputs, prompts, tiny_backbone
 from tiger.backbones.base import ModelInputs, Prompt, assemble
 from tiger.backbones.qwen3_vl import Qwen3VLBackbone
 

@@ -6,6 +6,7 @@ from array import array
 
 import pytest
 import torch
+from helpers import fresh_backbone, tiny_backbone
 
 from data_modules import responses
 from data_modules.examples import PromptFormat
@@ -13,7 +14,6 @@ from data_modules.mixture import Mixture, Share
 from data_modules.responses import FINISHED, PARTIAL, ResponseSettings, fingerprint, load_or_generate
 from data_modules.sources import ChartQA, Llava
 from data_modules.world_rows import WorldRows
-from tests.helpers import fresh_backbone, tiny_backbone
 from tiger.decoding.autoregressive import AutoregressiveDecoder
 
 SETTINGS = ResponseSettings(max_new_tokens=5)

@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 import torch
+from helpers import fresh_backbone
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
@@ -11,7 +12,6 @@ from data_modules import Batch, Example, SyntheticDataModule
 from data_modules.filters import QuestionFilter
 from data_modules.synthetic_data import SOURCES
 from data_modules.world_rows import KIND_OF_SOURCE
-from tests.helpers import fresh_backbone
 from tiger.backbones.base import Prompt
 
 

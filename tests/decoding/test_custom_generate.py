@@ -1,9 +1,9 @@
 import pytest
 import torch
+from helpers import fresh_backbone, hf_inputs, processor, prompts, tiny_backbone, tiny_drafter
 from transformers import LogitsProcessorList, MaxTimeCriteria, StoppingCriteriaList
 from transformers.generation import InfNanRemoveLogitsProcessor
 
-from tests.helpers import fresh_backbone, hf_inputs, processor, prompts, tiny_backbone, tiny_drafter
 from tiger.decoding.custom_generate import speculative_generate
 from tiger.drafting.routed import RoutedDrafter
 

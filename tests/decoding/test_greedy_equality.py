@@ -1,8 +1,8 @@
 import pytest
 import torch
+from helpers import hf_generate, prompts, tiny_backbone, tiny_drafter
 
 from tests.decoding.scripted import ScriptedDrafter
-from tests.helpers import hf_generate, prompts, tiny_backbone, tiny_drafter
 from tiger.backbones.base import Prompt
 from tiger.decoding.autoregressive import AutoregressiveDecoder
 from tiger.decoding.speculative import SpeculativeDecoder

@@ -1,6 +1,6 @@
 import pytest
+from helpers import prompts, tiny_backbone, tiny_drafter
 
-from tests.helpers import prompts, tiny_backbone, tiny_drafter
 from tiger.backbones.base import Prompt
 from tiger.decoding.acceptance import Sampling
 from tiger.decoding.autoregressive import AutoregressiveDecoder

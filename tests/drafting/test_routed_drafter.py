@@ -1,7 +1,7 @@
 import pytest
 import torch
+from helpers import hf_inputs, picture, prompts, tiny_backbone, tiny_drafter
 
-from tests.helpers import hf_inputs, picture, prompts, tiny_backbone, tiny_drafter
 from tiger.backbones.base import Prompt
 from tiger.decoding.acceptance import Sampling
 from tiger.decoding.records import PhaseTimer

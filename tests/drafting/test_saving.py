@@ -2,9 +2,9 @@ import json
 
 import pytest
 import torch
+from helpers import prompts, save_backbone, tiny_backbone, tiny_drafter
 from safetensors.torch import load_file, save_file
 
-from tests.helpers import prompts, save_backbone, tiny_backbone, tiny_drafter
 from tiger.decoding.speculative import SpeculativeDecoder
 from tiger.drafting.saving import ROUTER_FILE, SETTINGS_FILE, load_drafter, save_drafter
 

@@ -1,8 +1,8 @@
 import inspect
 
 import pytest
+from helpers import agreeing_drafter, prompts, save_backbone, tiny_backbone
 
-from tests.helpers import agreeing_drafter, prompts, save_backbone, tiny_backbone
 from tiger.decoding.autoregressive import AutoregressiveDecoder
 from tiger.drafting.saving import save_drafter
 from tiger.evaluation.generate import generate, read_images, stream, summary

@@ -3,8 +3,8 @@ import json
 
 import pytest
 import torch
+from helpers import agreeing_drafter, save_backbone, tiny_backbone
 
-from tests.helpers import agreeing_drafter, save_backbone, tiny_backbone
 from tiger.drafting.saving import save_drafter
 from tiger.evaluation import decoders as decoders_module
 from tiger.evaluation.runner import benchmark
@@ -68,17 +68,11 @@ def test_cells_have_every_key(done):
 
 
 def test_traces_show_the_last_decoder(pair, tmp_path):
-    run(
-        pair,
-        tmp_path,
-        temperatures=[0.0],
-        decoders={"tiger": str(pair / "tiger")},
-        speed_prompts=0,
-        num_traces=2,
-    )
+    settings = {"temperatures": [0.0], "block_sizes": {}, "speed_prompts": 0}
+    run(pair, tmp_path, decoders={"tiger": str(pair / "tiger")}, num_traces=2, **settings)
     assert (tmp_path / "traces.html").stat().st_size > 10_000
     with pytest.raises(ValueError, match="routes nothing"):
-        run(pair, tmp_path, temperatures=[0.0], decoders={}, block_sizes={}, speed_prompts=0, num_traces=1)
+        run(pair, tmp_path, decoders={}, num_traces=1, **settings)
 
 
 def test_greedy_answers_are_the_verifiers_own(done):

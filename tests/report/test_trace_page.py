@@ -4,9 +4,9 @@ import shutil
 import subprocess
 
 import pytest
+from helpers import tiny_backbone, tiny_drafter
 from PIL import Image
 
-from tests.helpers import tiny_backbone, tiny_drafter
 from tiger.backbones.base import Prompt
 from tiger.decoding.records import Generation, Round
 from tiger.decoding.speculative import SpeculativeDecoder

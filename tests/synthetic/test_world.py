@@ -18,7 +18,7 @@ SAMPLES = st.builds(generate, st.integers(0, SPLITS["test"].stop - 1), st.sample
 
 GOLDEN = {
     "scene": ["5672c06605332e3b", "0e356ba118dda519", "1eff9218abe5bc85"],
-    "count": ["f1d922bf8a464d5c", "f5af3231a94ded0c", "ebfab738847ae475"],
+    "count": ["1dae2804798fd753", "206857c24eaad7b0", "b87de3f9f16e8556"],
     "sign": ["e0ca1cddbb239c7d", "b16c166f0a2e859e", "ddb869fb2ca3d457"],
     "document": ["3d6183cf16a985e8", "2d951dc42f6a43c8", "2c23ab40c8bd79bb"],
     "chart": ["9eda948d537a427c", "a1128cfb205edd67", "49cffc1792f96ee1"],

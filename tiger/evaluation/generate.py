@@ -6,9 +6,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from tiger.backbones.base import Prompt
+from tiger.backbones.images import load_image
 from tiger.backbones.loading import load_backbone
 from tiger.decoding.acceptance import Sampling
 from tiger.decoding.autoregressive import AutoregressiveDecoder
@@ -100,19 +101,7 @@ def read_images(paths: list[Path]) -> tuple[Image.Image, ...]:
     """
     if not paths:
         raise ValueError("A prompt needs one image or more; give --images FILE.")
-    return tuple(map(_read_image, paths))
-
-
-def _read_image(path: Path) -> Image.Image:
-    if not path.is_file():
-        raise FileNotFoundError(f"There is no image file {str(path)!r}.")
-    try:
-        with Image.open(path) as image:
-            return image.convert("RGB")
-    except (UnidentifiedImageError, OSError, SyntaxError) as error:
-        raise ValueError(
-            f"{str(path)!r} cannot be read as an image ({error}); give a PNG, JPEG or WebP file."
-        ) from error
+    return tuple(map(load_image, paths))
 
 
 def stream(tokenizer: object, write: Callable[[str], object]) -> Callable[[int, list[int]], None]:

@@ -16,6 +16,7 @@ from transformers import Qwen3VLForConditionalGeneration
 from data_modules.synthetic.world import KINDS, LABELS, Sample
 from tiger.pairs.recipe.packing import GRID, NUM_VISUAL, PackedBatch, Packer, batches, stack_cells
 
+LANGUAGE_WEIGHTS = {"count": 2.0, "scene": 1.5, "document": 1.3, "science": 0.5}
 TOWER_WEIGHTS = {"sign": 5.0, "document": 1.5}  # reading characters takes a tower the longest
 
 
@@ -218,7 +219,6 @@ def train_language(
     folder: Path,
     steps: int,
     seed: int,
-    weights: dict[str, float] | None = None,
     compiled: bool = True,
 ) -> None:
     """Stage 2: the whole model learns to answer; the dense labels stay as a small auxiliary loss."""
@@ -234,7 +234,7 @@ def train_language(
         value, accuracy = language_loss(model, batch, tokens, deepstack)
         return value + 0.1 * dense, {"loss": value.item(), "accuracy": accuracy.item(), "dense": dense.item()}
 
-    Trainer(nn.ModuleList([model, head]), loss, folder, lr=2e-3, steps=steps).run(16, seed, weights)
+    Trainer(nn.ModuleList([model, head]), loss, folder, lr=2e-3, steps=steps).run(16, seed, LANGUAGE_WEIGHTS)
 
 
 __all__ = ["KINDS", "DenseHead", "Trainer", "encode", "language_loss", "train_language", "train_tower"]
