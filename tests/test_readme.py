@@ -15,7 +15,7 @@ README = (ROOT / "README.md").read_text()
 BLOCKS = "\n".join(re.findall(r"```bash\n(.*?)```", README, re.DOTALL)).replace("\\\n", " ")
 COMMANDS = [line.split("#")[0].strip() for line in BLOCKS.splitlines() if line.strip()]
 TIGER = [shlex.split(line)[3:] for line in COMMANDS if line.startswith("python -m tiger")]
-SMALL = "--trainer.fast_dev_run=true --trainer.callbacks=[] --data.init_args.num_train=4 --data.init_args.batch_size=4"
+SMALL = ["--trainer.fast_dev_run=true", "--trainer.callbacks=[]", "--data.init_args.num_train=4"]
 
 
 def test_the_readme_holds_the_commands_that_are_tested_here():
@@ -50,7 +50,9 @@ def test_benchmark(tmp_path, monkeypatch):
 def test_fit(words, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     drafter = ["--model.init_args.drafter=tiny/kd"] if "align" in words[-1] else []
-    main([*words, *drafter, *SMALL.split(), f"--data.init_args.cache_dir={tmp_path}"])
+    main(
+        [*words, *drafter, *SMALL, "--data.init_args.batch_size=4", f"--data.init_args.cache_dir={tmp_path}"]
+    )
 
 
 def test_real_pair_command_is_valid(monkeypatch, capsys):

@@ -1,0 +1,182 @@
+import pytest
+import torch
+from helpers import prompts, save_pair
+
+from data_modules.collate import Batch, Example
+from tiger.backbones.base import assemble
+from tiger.training import AcceptanceAlignment, KDWarmStart
+from tiger.training.acceptance_alignment import until_end
+from tiger.training.kd_warm_start import answer_blocks, teacher_hidden
+from tiger.training.teacher import Teacher, resample
+
+TASKS = {"kd": KDWarmStart, "align": AcceptanceAlignment}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pair")
+    save_pair(folder)
+    return folder / "verifier", folder / "drafter"
+
+
+def task(pair, kind, **options):
+    torch.manual_seed(0)
+    verifier, drafter = pair
+    settings = {"num_anchors": 2, "block_size": 4, "num_routed": 6} | options
+    built = TASKS[kind](verifier=str(verifier), drafter=str(drafter), **settings)
+    built.configure_model()
+    built.log = lambda *args, **kwargs: None
+    return built.train()
+
+
+def batch(size=3, length=9):
+    generator = torch.Generator().manual_seed(0)
+    pick = [p for p in prompts(6) if p.images][:size]
+    return Batch([Example(p, torch.randint(10, 400, (length,), generator=generator), "x", "x") for p in pick])
+
+
+@pytest.mark.parametrize("layout", ["suffix", "inline"])
+@pytest.mark.parametrize("kind", TASKS)
+def test_the_stage_loss_alone_reaches_both_router_weights(pair, kind, layout):
+    built = task(pair, kind, guidance_weight=0.0, layout=layout)
+    built.training_step(batch(), 0).backward()
+    assert built.drafter.router.query.weight.grad.norm() > 0
+    assert built.drafter.router.key.weight.grad.norm() > 0
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_the_verifier_stays_as_it_is(pair, kind):
+    built = task(pair, kind)
+    before = {name: value.clone() for name, value in built.verifier.state_dict().items()}
+    optimizer = built.configure_optimizers()["optimizer"]
+    built.training_step(batch(), 0).backward()
+    optimizer.step()
+    assert not built.verifier.training
+    assert built.drafter.training
+    assert all(torch.equal(value, before[name]) for name, value in built.verifier.state_dict().items())
+    assert all(p.grad is None for p in built.verifier.parameters())
+    owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    assert not owned & {id(p) for p in built.verifier.parameters()}
+    assert not any(name.startswith("verifier.") for name in built.state_dict())
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_a_step_is_a_function_of_seed_and_batch_index(pair, kind):
+    losses = [
+        task(pair, kind, seed=seed).training_step(batch(), index) for seed, index in ((0, 1), (0, 1), (1, 1))
+    ]
+    assert losses[0] == losses[1]
+    assert losses[0] != losses[2]
+
+
+def test_kd_learns_a_batch(pair):
+    built = task(pair, "kd", guidance_weight=0.0)
+    optimizer = torch.optim.AdamW([p for p in built.parameters() if p.requires_grad], lr=3e-3)
+    losses = []
+    for _ in range(25):
+        loss = built.training_step(batch(), 0)
+        losses.append(loss.item())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert losses[-1] < 0.7 * losses[0]
+
+
+@pytest.mark.parametrize(("objective", "rate"), [("overlap", 3e-3), ("policy", 1e-4)])
+def test_alignment_raises_its_reward(pair, objective, rate):
+    options = {"objective": objective, "guidance_weight": 0.0, "beta": 0.0, "remember": True}
+    built = task(pair, "align", group_size=16, **options)
+    rewards = []
+    built.log = lambda name, value, **kwargs: rewards.append(float(value)) if name == "reward/mean" else None
+    optimizer = torch.optim.AdamW([p for p in built.parameters() if p.requires_grad], lr=rate)
+    for index in range(40):
+        built.training_step(batch(), index).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert sum(rewards[-10:]) > 1.05 * sum(rewards[:10])
+
+
+def test_reference_divergence_is_zero_before_the_first_step(pair):
+    built = task(pair, "align", beta=1.0)
+    seen = []
+    built.log = lambda name, value, **kwargs: seen.append(float(value)) if name == "reward/kl" else None
+    built.training_step(batch(), 0)
+    assert seen == [pytest.approx(0.0, abs=1e-4)]
+
+
+def test_remembered_lessons_are_not_learnt_again(pair):
+    built = task(pair, "kd", remember=True)
+    calls = []
+    read = built.teacher.read
+    built.teacher.read = lambda *args: calls.append(1) or read(*args)
+    first = built.training_step(batch(), 0)
+    assert built.training_step(batch(), 0) == first
+    assert len(calls) == 1
+
+
+def test_teacher_judges_answers_and_blocks_like_a_plain_pass(pair):
+    built = task(pair, "kd")
+    teacher: Teacher = built.teacher
+    examples = batch().examples
+    questions, answers = [e.prompt for e in examples], [e.response for e in examples]
+    anchors = torch.tensor([[1, 4], [0, 7], [3, 3]])
+    blocks = torch.randint(10, 400, (3, 2, 2, 4))
+    scored = teacher.score_blocks(teacher.prefixes(questions, answers), anchors, blocks)
+    lessons = teacher.read(questions, answers)
+    hidden = teacher_hidden(lessons, anchors, 1)
+    torch.testing.assert_close(hidden[:, :, 0], scored[:, :, 0, 0], atol=1e-4, rtol=1e-4)
+    backbone = built.verifier
+    for row, column, branch in ((0, 0, 1), (1, 1, 0), (2, 1, 1)):
+        inputs = [backbone.prepare(questions[row])]
+        ids = torch.cat([answers[row][: anchors[row, column] + 1], blocks[row, column, branch]])
+        plain = backbone.run_assembled(
+            assemble(
+                inputs, backbone.encode(inputs), [backbone.embed(inputs[0].ids)], None, [backbone.embed(ids)]
+            )
+        )[0, -5:-1]
+        torch.testing.assert_close(scored[row, column, branch], plain, atol=1e-4, rtol=1e-4)
+
+
+def test_block_attention_averages_over_the_block(pair):
+    built = task(pair, "kd")
+    texts, lessons = built.study(batch().examples)
+    anchors = torch.tensor([[2, 7], [0, 8], [1, 1]])
+    found = built.block_attention(lessons, texts, anchors)
+    size = lessons[0].attention.shape[1]
+    torch.testing.assert_close(found[0, 0, :size], lessons[0].attention[2:6].mean(0))
+    torch.testing.assert_close(found[0, 1, :size], lessons[0].attention[7:9].mean(0))
+    assert found[0, 0, size:].abs().max() == 0
+
+
+def test_blocks_of_the_answer_end_with_it(pair):
+    built = task(pair, "kd")
+    texts, lessons = built.study(batch().examples)
+    blocks, valid = answer_blocks(texts, [len(x.hidden) for x in lessons], torch.tensor([[6], [0], [7]]), 4)
+    assert valid[:, 0].tolist() == [[True, True, False, False], [True] * 4, [True, False, False, False]]
+    assert torch.equal(blocks[0, 0, :2], batch().examples[0].response[7:9])
+
+
+def test_attention_is_carried_to_another_grid():
+    attention = torch.rand(3, 16)
+    assert resample(attention, [(1, 4, 4)], [(1, 4, 4)]) is attention
+    carried = resample(attention, [(1, 4, 4)], [(1, 2, 2)])
+    torch.testing.assert_close(carried.sum(1), attention.sum(1))
+    peak = torch.zeros(1, 16)
+    peak[0, 15] = 1.0
+    assert resample(peak, [(1, 4, 4)], [(1, 2, 2)]).argmax() == 3
+
+
+def test_until_end_includes_the_first_end_token():
+    blocks = torch.tensor([[5, 2, 7, 2], [2, 5, 5, 5]])
+    assert until_end(blocks, (2,)).tolist() == [[True, True, False, False], [True, False, False, False]]
+
+
+def test_bad_options_are_refused(pair):
+    with pytest.raises(ValueError, match="group_size is 1"):
+        task(pair, "align", group_size=1)
+    with pytest.raises(ValueError, match="temperature is 0"):
+        task(pair, "align", temperature=0.0)
+    with pytest.raises(ValueError, match="block_size 0"):
+        task(pair, "kd", block_size=0)
+    with pytest.raises(ValueError, match="remember"):
+        task(pair, "kd", remember=True, train_vision=True)
