@@ -21,7 +21,7 @@ def pair(tmp_path_factory):
 
 def ask(pair, **changes):
     settings = {
-        "images": [pair / "image.png"],
+        "images": str(pair / "image.png"),
         "prompt": "What is in the picture?",
         "verifier": str(pair / "verifier"),
         "drafter": str(pair / "drafter"),

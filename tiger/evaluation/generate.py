@@ -23,7 +23,7 @@ from tiger.report.trace_page import Trace, grids_of, write_trace_page
 
 
 def generate(
-    images: list[Path],
+    images: list[str] | str,
     prompt: str,
     verifier: str = "tiny/verifier",
     drafter: str | None = "tiny/tiger",
@@ -43,7 +43,7 @@ def generate(
     """Answers a question about images; the text appears as rounds complete, then what it took.
 
     Args:
-        images: Image files, read in this order.
+        images: One image file, or several as `'[a.png, b.png]'`, read in this order.
         prompt: The question.
         verifier: Folder, hub id or shipped name of the verifier.
         drafter: The same for the drafter; null decodes autoregressively.
@@ -68,7 +68,8 @@ def generate(
         ValueError: If there is no image, one cannot be read, or a setting is out of range.
     """
     limit_threads(num_threads)
-    request = Prompt(prompt, read_images(images), system, id=images[0].name)
+    files = [Path(name) for name in ([images] if isinstance(images, str) else images)]
+    request = Prompt(prompt, read_images(files), system, id=files[0].name)
     sampling = Sampling(temperature, top_k, top_p)
     backbone = load_backbone(verifier, dtype)
     baseline = AutoregressiveDecoder(backbone, max_new_tokens, sampling, seed)

@@ -218,20 +218,20 @@ class DraftTask(LightningModule, ABC):
             result[row, :, : attention.shape[1]] = mean
         return result
 
+    def decode(self, batch: Batch) -> list[Generation]:
+        """Answers a batch by speculative decoding with the drafter as it is."""
+        options = self.options
+        sampling = Sampling(temperature=options.validation_temperature)
+        decoder = SpeculativeDecoder(
+            self.verifier, self.drafter, self.block_size, options.max_new_tokens, sampling, options.seed
+        )
+        return decoder.generate([example.prompt for example in batch.examples])
+
     def validation_step(  # type: ignore[override]  # callbacks read the generations
         self, batch: Batch, batch_idx: int
     ) -> list[Generation]:
         """Decodes the batch for real and logs its accepted length."""
-        sampling = Sampling(temperature=self.options.validation_temperature)
-        decoder = SpeculativeDecoder(
-            self.verifier,
-            self.drafter,
-            self.block_size,
-            self.options.max_new_tokens,
-            sampling,
-            self.options.seed,
-        )
-        generations = decoder.generate([example.prompt for example in batch.examples])
+        generations = self.decode(batch)
         rounds = [item for generation in generations for item in generation.rounds]
         mean = sum(item.accepted for item in rounds) / max(len(rounds), 1)
         self.log("accept/length", mean, batch_size=max(len(rounds), 1), prog_bar=True, sync_dist=True)
@@ -243,15 +243,7 @@ class DraftTask(LightningModule, ABC):
 
     def predict_step(self, batch: Batch, batch_idx: int) -> list[Generation]:
         """Answers of the batch."""
-        sampling = Sampling(temperature=self.options.validation_temperature)
-        return SpeculativeDecoder(
-            self.verifier,
-            self.drafter,
-            self.block_size,
-            self.options.max_new_tokens,
-            sampling,
-            self.options.seed,
-        ).generate([example.prompt for example in batch.examples])
+        return self.decode(batch)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Logs the gradient norms of router and drafter apart."""
