@@ -168,15 +168,15 @@ class Qwen3VLBackbone(Backbone):
             mask = torch.zeros_like(mask, dtype=embeddings.dtype).masked_fill(
                 ~mask, torch.finfo(embeddings.dtype).min
             )
-        # Layer by layer: the model's own forward adds a third of a millisecond of bookkeeping to every pass.
-        language = self.model.model.language_model
-        rope = language.rotary_emb(embeddings, position_ids)
-        hidden = embeddings
-        for index, layer in enumerate(language.layers):
-            hidden = layer(hidden, attention_mask=mask, cache=cache, position_embeddings=rope)
-            if index < len(deepstack):
-                hidden = language._deepstack_process(hidden, visual, deepstack[index])
-        hidden = language.norm(hidden)
+        hidden: Tensor = self.model.model.language_model(
+            inputs_embeds=embeddings,
+            position_ids=position_ids,
+            attention_mask=mask,
+            cache=cache,
+            use_cache=cache is not None,
+            visual_pos_masks=visual if deepstack else None,
+            deepstack_visual_embeds=list(deepstack) or None,
+        ).last_hidden_state
         return hidden
 
     def run_with_attention(self, batch: Assembled, num_layers: int) -> tuple[Tensor, Tensor]:

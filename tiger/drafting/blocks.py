@@ -117,21 +117,20 @@ def read_texts(
     )
 
 
-def route(drafter: RoutedDrafter, texts: Texts, anchors: Tensor, noise: Tensor | None = None) -> Routes:
+def route(drafter: RoutedDrafter, texts: Texts, anchors: Tensor) -> Routes:
     """Routes once for every anchor.
 
     Args:
         drafter: The drafter.
         texts: The texts.
         anchors: Index of each root in its answer [B, A].
-        noise: Added to the scores before the choice [B, A, N] (Gumbel noise samples the selection).
     """
     columns = texts.starts[:, None] + anchors
     query = texts.hidden.gather(1, columns[..., None].expand(-1, -1, texts.hidden.shape[-1]))
     outside = torch.arange(texts.bank.shape[1], device=query.device) >= texts.bank_sizes[:, None]
     scores = drafter.router(query, drafter.router.project(texts.bank))
     scores = scores.float().masked_fill(outside[:, None], float("-inf"))
-    ranking = scores.detach() if noise is None else scores.detach() + noise
+    ranking = scores.detach()
     if drafter.selector == "routed":
         count = min(drafter.num_routed, scores.shape[-1])
         rows = ranking.topk(count, dim=-1).indices.sort(-1).values

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Qwen3VLForConditionalGeneration
 
-from data_modules.synthetic.world import KINDS, LABELS, Sample
+from data_modules.synthetic.world import LABELS, Sample
 from tiger.pairs.recipe.packing import GRID, NUM_VISUAL, PackedBatch, Packer, batches, stack_cells
 
 LANGUAGE_WEIGHTS = {"count": 2.0, "scene": 1.5, "document": 1.3, "science": 0.5}
@@ -235,6 +235,3 @@ def train_language(
         return value + 0.1 * dense, {"loss": value.item(), "accuracy": accuracy.item(), "dense": dense.item()}
 
     Trainer(nn.ModuleList([model, head]), loss, folder, lr=2e-3, steps=steps).run(16, seed, LANGUAGE_WEIGHTS)
-
-
-__all__ = ["KINDS", "DenseHead", "Trainer", "encode", "language_loss", "train_language", "train_tower"]
