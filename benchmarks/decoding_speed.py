@@ -19,7 +19,7 @@ from tiger.decoding.autoregressive import AutoregressiveDecoder
 from tiger.decoding.records import Generation
 from tiger.decoding.speculative import SpeculativeDecoder
 from tiger.drafting.saving import load_drafter
-from tiger.evaluation.prompts import load_prompts
+from tiger.evaluation.prompts import DATASETS, load_prompts
 from tiger.evaluation.timing import Run, Timing, limit_threads, measure
 
 QUICK = {"num_prompts": 6, "repeats": 3}
@@ -51,7 +51,13 @@ def transformers_generate(backbone: Backbone, max_new_tokens: int) -> Run:
 
 
 def compare(
-    verifier: str, drafter: str, block_size: int, max_new_tokens: int, num_prompts: int, repeats: int
+    verifier: str,
+    drafter: str,
+    dataset: str,
+    block_size: int,
+    max_new_tokens: int,
+    num_prompts: int,
+    repeats: int,
 ) -> dict[str, Timing]:
     """Interleaved medians of the three loops at batch 1.
 
@@ -64,7 +70,7 @@ def compare(
         "autoregressive": AutoregressiveDecoder(backbone, max_new_tokens).generate,
         "tiger": SpeculativeDecoder(backbone, load_drafter(drafter), block_size, max_new_tokens).generate,
     }
-    prompts = load_prompts("synthetic", num_prompts)
+    prompts = load_prompts(dataset, num_prompts)
     for prompt in prompts:
         answers = {name: run([prompt])[0].tokens for name, run in runs.items()}
         if len(set(map(tuple, answers.values()))) > 1:
@@ -79,13 +85,15 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file for the results")
     parser.add_argument("--verifier", default="tiny/verifier")
     parser.add_argument("--drafter", default="tiny/tiger")
+    parser.add_argument("--dataset", choices=tuple(DATASETS), default="synthetic_long")
     parser.add_argument("--block_size", type=int, default=8)
     parser.add_argument("--max_new_tokens", type=int, default=96)
     parser.add_argument("--num_threads", type=int, default=1)
     options = parser.parse_args()
     limit_threads(options.num_threads)
     size = QUICK if options.quick else FULL
-    timings = compare(options.verifier, options.drafter, options.block_size, options.max_new_tokens, **size)
+    names = ("verifier", "drafter", "dataset", "block_size", "max_new_tokens")
+    timings = compare(**{name: getattr(options, name) for name in names}, **size)
     plain = timings["autoregressive"]
     results = {
         name: {

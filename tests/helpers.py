@@ -48,8 +48,9 @@ def fresh_backbone(role="verifier", seed=0, layers=3):
 
 def tiny_drafter(selector="routed", layout="suffix", query="visual", num_routed=8, seed=1):
     """A randomly initialised routed drafter."""
-    torch.manual_seed(seed)
-    return RoutedDrafter(tiny_backbone("drafter", seed, 2), selector, layout, query, num_routed).eval()
+    backbone = tiny_backbone("drafter", seed, 2)
+    torch.manual_seed(seed)  # after the model, which draws only when it is not cached
+    return RoutedDrafter(backbone, selector, layout, query, num_routed).eval()
 
 
 def agreeing_drafter(verifier, noise=0.0, seed=7):

@@ -32,7 +32,8 @@ def build(rng: Random) -> tuple[Image, list[Turn], list[Mark]]:
         text(image, field, 11, y, ink)
         marks.append(mark("word", field, 11 + 3 * (len(field) - 1), y))
         centres = text(image, value, 66 + rng.randint(0, 6), y, ink, "regular", 2, 17)
-        marks += [mark("char", char, *centre) for char, centre in zip(value, centres, strict=True)]
+        for char, centre in zip(value, centres, strict=True):
+            marks += [mark("char", char, *centre), mark("word", field, *centre)]
         rectangle(image, 8, y + 12, 120, y + 13, (190, 190, 190))
     return image, _line_turns(lines, rng) + _page_turns(lines, header), marks
 

@@ -77,6 +77,19 @@ def test_pairs_share_one_vocabulary_size():
         check_pair(tiny_backbone(), drafter)
 
 
+def test_prompts_are_prepared_once_for_models_that_read_alike():
+    verifier, drafter = tiny_backbone(), fresh_backbone("drafter", 1, 2)
+    assert SpeculativeDecoder(verifier, RoutedDrafter(drafter)).shares_inputs
+    calls, prepare = [], drafter.prepare
+    drafter.prepare = lambda prompt: calls.append(prompt.prepared) or prepare(prompt)
+    SpeculativeDecoder(verifier, RoutedDrafter(drafter), 2, 3).generate(prompts(2))
+    assert len(calls) == 2
+    assert None not in calls
+    drafter.processor = copy.deepcopy(drafter.processor)
+    drafter.processor.image_processor.image_mean = [0.1, 0.2, 0.3]
+    assert not SpeculativeDecoder(verifier, RoutedDrafter(drafter)).shares_inputs
+
+
 def test_images_are_read_in_rgb(tmp_path):
     picture().convert("RGBA").save(tmp_path / "a.png")
     image = load_image(tmp_path / "a.png")

@@ -26,7 +26,7 @@ top_k top_p trace verifier
 """,
     benchmark: """
 acceptance_batch_size batch_sizes block_size block_sizes dataset decoders dtype max_new_tokens num_prompts
-num_threads num_traces output seed speed_prompts speed_repeats temperatures verifier
+num_threads num_traces output seed speed_dataset speed_prompts speed_repeats temperatures verifier
 """,
 }
 

@@ -65,5 +65,5 @@ class TableBackbone(Backbone):
         size = self.vocab_size
         return torch.einsum("...i,...j,ijv->...v", hidden[..., :size], hidden[..., size:], self.table)
 
-    def run_with_attention(self, batch: Assembled, num_layers: int) -> tuple[Tensor, Tensor]:
+    def run_with_attention(self, batch: Assembled, num_layers: int, cache=None) -> tuple[Tensor, Tensor]:
         raise NotImplementedError

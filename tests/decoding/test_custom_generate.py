@@ -80,6 +80,22 @@ def test_sampling_options_reach_the_decoder(model):
         assert torch.equal(model.generate(**inputs, **options, **narrow), greedy)
 
 
+def test_a_listener_gets_every_round(model):
+    inputs, seen = batched(BATCH), [[] for _ in BATCH]
+    ours = model.generate(
+        **inputs,
+        max_new_tokens=12,
+        do_sample=False,
+        drafter=RoutedDrafter(tiny_backbone(), "full", "inline"),
+        listener=lambda row, tokens: seen[row].append(tokens),
+        **OURS,
+    )
+    for row, parts in enumerate(seen):
+        tokens = [token for part in parts for token in part]
+        assert tokens == ours[row, inputs["input_ids"].shape[1] :][: len(tokens)].tolist()
+        assert [len(part) for part in parts] == [1, 5, 5, 1]  # whole blocks at once
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

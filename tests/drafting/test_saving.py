@@ -1,4 +1,7 @@
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -30,6 +33,24 @@ def test_settings_and_weights_come_back(folder):
     request = prompts(1)
     answers = [SpeculativeDecoder(tiny_backbone(), d, 3, 8).generate(request)[0] for d in (drafter, saved)]
     assert [r.drafted for r in answers[0].rounds] == [r.drafted for r in answers[1].rounds]
+
+
+def test_a_hub_repository_brings_its_settings_and_router(folder, tmp_path):
+    cache = tmp_path / "hub" / "models--someone--drafter"
+    (cache / "refs").mkdir(parents=True)
+    (cache / "refs" / "main").write_text("0" * 40)
+    (cache / "snapshots").mkdir()
+    (cache / "snapshots" / ("0" * 40)).symlink_to(folder)
+    code = (
+        "from tiger.drafting.saving import load_drafter; d = load_drafter('someone/drafter'); "
+        "print(d.selector, d.num_routed, d.router.query.weight.sum().item())"
+    )
+    environment = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.getcwd()}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    selector, count, total = done.stdout.split()
+    assert (selector, count) == ("static", "5")
+    assert float(total) == load_drafter(str(folder)).router.query.weight.sum().item()
 
 
 def test_overrides_replace_settings(folder):

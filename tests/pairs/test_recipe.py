@@ -1,4 +1,5 @@
 import copy
+import math
 import sys
 
 import pytest
@@ -6,7 +7,7 @@ import torch
 from helpers import processor
 from PIL import Image
 
-from data_modules.synthetic.world import KINDS, generate
+from data_modules.synthetic.world import KINDS, LABELS, generate
 from tiger.backbones.base import Prompt
 from tiger.backbones.loading import load_backbone
 from tiger.backbones.qwen3_vl import Qwen3VLBackbone
@@ -56,6 +57,25 @@ def test_turns_stand_where_a_single_prompt_would_put_them(packer, small):
     assert float(packed) == pytest.approx(losses / count, abs=1e-4)
 
 
+def test_words_name_the_cells_that_show_them(packer):
+    cells = {label: torch.full((64,), -1) for label in LABELS}
+    for cell, colour, shape in ((3, "red", "star"), (9, "red", "cross"), (20, "blue", "star")):
+        cells["colour"][cell] = LABELS["colour"].index(colour)
+        cells["shape"][cell] = LABELS["shape"].index(shape)
+    tokens = processor().tokenizer(" red star. red. blue")["input_ids"]
+    named = [row.nonzero().flatten().tolist() for row in packer.name(tokens, cells)]
+    assert named == [[3, 9], [3], [], [3, 9], [], [20]]
+
+
+def test_lookup_loss_is_the_attention_to_named_cells(packer):
+    batch = packer.pack([generate(3, "chart")])
+    start = packer.image_start
+    attention = torch.zeros(1, 4, 288, 288)
+    attention[:, :2, :, start : start + 64] = batch.named / batch.named.sum(-1, keepdim=True).clamp_min(1)
+    assert float(train.lookup_loss(attention, batch, start)) == pytest.approx(0.0, abs=1e-5)
+    assert float(train.lookup_loss(attention / 2, batch, start)) == pytest.approx(math.log(2), abs=1e-5)
+
+
 def test_batches_use_every_seed_once_and_follow_the_weights():
     stream = batches(0, 40, {kind: 0.0 for kind in KINDS if kind != "sign"})
     first, second = next(stream), next(stream)
@@ -76,6 +96,12 @@ def test_recipe_runs_resumes_and_ships(small, tmp_path, monkeypatch, capsys):
         ["language", "1/1"],
         ["language", "2/2"],
     ]
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["recipe", "drafter", *options, "--init", str(tmp_path / "drafter"), "--language_steps", "3"],
+    )
+    recipe.main()  # `language` resumes at step 2
     ship.ship(tmp_path / "drafter", tmp_path / "plain")
     drafter = load_drafter(str(tmp_path / "plain"), selector="routed", layout="suffix", num_routed=4)
     save_drafter(drafter, tmp_path / "routed", stage="kd")

@@ -132,7 +132,7 @@ def document(sample):
     lines = {}
     for thing in sorted(things(sample), key=lambda thing: thing["x"]):
         if "colour" not in thing:
-            lines.setdefault(thing["y"], []).append(thing.get("word") or thing["char"])
+            lines.setdefault(thing["y"], []).append(thing.get("char") or thing["word"])
     header = [thing["colour"] for thing in things(sample) if "colour" in thing]
     return [(lines[y][0], "".join(lines[y][1:])) for y in sorted(lines)], (header or ["no"])[0]
 

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from helpers import prompts, save_pair
+from helpers import prompts, save_backbone, save_pair, tiny_backbone
 
 from data_modules.collate import Batch, Example
 from tiger.backbones.base import assemble
@@ -139,7 +139,7 @@ def test_teacher_judges_answers_and_blocks_like_a_plain_pass(pair):
 
 def test_block_attention_averages_over_the_block(pair):
     built = task(pair, "kd")
-    texts, lessons = built.study(batch().examples)
+    texts, lessons = built.texts(batch().examples), built.lessons(batch().examples)
     anchors = torch.tensor([[2, 7], [0, 8], [1, 1]])
     found = built.block_attention(lessons, texts, anchors)
     size = lessons[0].attention.shape[1]
@@ -150,7 +150,7 @@ def test_block_attention_averages_over_the_block(pair):
 
 def test_blocks_of_the_answer_end_with_it(pair):
     built = task(pair, "kd")
-    texts, lessons = built.study(batch().examples)
+    texts, lessons = built.texts(batch().examples), built.lessons(batch().examples)
     blocks, valid = answer_blocks(texts, [len(x.hidden) for x in lessons], torch.tensor([[6], [0], [7]]), 4)
     assert valid[:, 0].tolist() == [[True, True, False, False], [True] * 4, [True, False, False, False]]
     assert torch.equal(blocks[0, 0, :2], batch().examples[0].response[7:9])
@@ -169,6 +169,20 @@ def test_attention_is_carried_to_another_grid():
 def test_until_end_includes_the_first_end_token():
     blocks = torch.tensor([[5, 2, 7, 2], [2, 5, 5, 5]])
     assert until_end(blocks, (2,)).tolist() == [[True, True, False, False], [True, False, False, False]]
+
+
+def test_a_checkpoint_of_another_verifier_is_refused(pair, tmp_path):
+    built, checkpoint = task(pair, "kd"), {}
+    built.on_save_checkpoint(checkpoint)
+    built.on_load_checkpoint(checkpoint)
+    torch.save(checkpoint | {"state_dict": built.state_dict()}, tmp_path / "kd.ckpt")
+    task(pair, "align", init_from=str(tmp_path / "kd.ckpt"), verifier_dtype="bfloat16")
+    save_backbone(tiny_backbone("verifier", 5, 1), tmp_path / "other")  # the same shapes
+    other = (tmp_path / "other", pair[1])
+    with pytest.raises(ValueError, match="another pair: its drafter learnt from verifier"):
+        task(other, "kd").on_load_checkpoint(checkpoint)
+    with pytest.raises(ValueError, match="another pair: its drafter learnt from verifier"):
+        task(other, "align", init_from=str(tmp_path / "kd.ckpt"))
 
 
 def test_bad_options_are_refused(pair):

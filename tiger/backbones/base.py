@@ -287,12 +287,15 @@ class Backbone(nn.Module, ABC):
         """
 
     @abstractmethod
-    def run_with_attention(self, batch: Assembled, num_layers: int) -> tuple[Tensor, Tensor]:
+    def run_with_attention(
+        self, batch: Assembled, num_layers: int, cache: Cache | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Runs an assembled batch and also returns where its last layers look.
 
         Args:
             batch: The assembled rows.
             num_layers: Last layers to average over.
+            cache: An empty cache to fill.
 
         Returns:
             Hidden states [B, T, D] and attention [B, T, T], averaged over heads and layers.

@@ -72,6 +72,27 @@ def load_backbone(name_or_path: str, dtype: str = "float32", attention: str = "s
     return backbone_class(model, AutoProcessor.from_pretrained(path)).eval()
 
 
+def image_difference(verifier: Any, drafter: Any) -> str:
+    """What keeps one set of image tensors from fitting two models; empty if they fit both."""
+    for name in ("patch_size", "temporal_patch_size", "spatial_merge_size", "in_channels"):
+        left, right = (getattr(model.config.vision_config, name, None) for model in (verifier, drafter))
+        if left != right:
+            return f"{name} is {left} in the verifier and {right} in the drafter"
+    left, right = verifier.config.image_token_id, drafter.config.image_token_id
+    return "" if left == right else f"the image token is {left} in the verifier and {right} in the drafter"
+
+
+def reads_alike(verifier: Backbone, drafter: Backbone) -> bool:
+    """Whether a prompt that was prepared for the verifier is what the drafter would prepare."""
+    left, right = verifier.processor, drafter.processor
+    return (
+        type(verifier) is type(drafter)
+        and not image_difference(verifier.model, drafter.model)
+        and left.chat_template == right.chat_template
+        and left.image_processor.to_dict() == right.image_processor.to_dict()
+    )
+
+
 def check_pair(verifier: Backbone, drafter: Backbone) -> None:
     """Checks that drafter and verifier read the same tokens.
 

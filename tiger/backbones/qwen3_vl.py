@@ -179,7 +179,9 @@ class Qwen3VLBackbone(Backbone):
         ).last_hidden_state
         return hidden
 
-    def run_with_attention(self, batch: Assembled, num_layers: int) -> tuple[Tensor, Tensor]:
+    def run_with_attention(
+        self, batch: Assembled, num_layers: int, cache: Cache | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Runs an assembled batch and also returns where its last layers look.
 
         Attention weights are recomputed from the layers' inputs, so the fused kernel stays in use.
@@ -187,6 +189,7 @@ class Qwen3VLBackbone(Backbone):
         Args:
             batch: The assembled rows.
             num_layers: Last layers to average over.
+            cache: An empty cache to fill.
 
         Returns:
             Hidden states [B, T, D] and attention [B, T, T], averaged over heads and layers.
@@ -202,7 +205,7 @@ class Qwen3VLBackbone(Backbone):
         layers = self.model.model.language_model.layers[-num_layers:]
         handles = [layer.self_attn.register_forward_pre_hook(record, with_kwargs=True) for layer in layers]
         try:
-            hidden = self.run_assembled(batch)
+            hidden = self.run_assembled(batch, cache)
         finally:
             for handle in handles:
                 handle.remove()

@@ -17,9 +17,10 @@ from transformers.generation import (
 )
 
 from tiger.backbones.base import Prompt
-from tiger.backbones.loading import FAMILIES
+from tiger.backbones.loading import FAMILIES, image_difference
 from tiger.decoding.acceptance import Sampling
 from tiger.decoding.records import Generation
+from tiger.decoding.requests import Listener
 from tiger.decoding.speculative import SpeculativeDecoder
 from tiger.drafting.routed import RoutedDrafter
 
@@ -42,6 +43,7 @@ def speculative_generate(
     block_size: int = 8,
     seed: int | None = None,
     records: list[Generation] | None = None,
+    listener: Listener | None = None,
     pixel_values: Tensor | None = None,
     image_grid_thw: Tensor | None = None,
     mm_token_type_ids: Tensor | None = None,
@@ -62,6 +64,8 @@ def speculative_generate(
         block_size: Tokens drafted in one round.
         seed: Seed of sampling; drawn from torch's global generator by default.
         records: List to which the generations and their rounds are added.
+        listener: Called with a row's index and its new tokens after each round. It stands in for `streamer`,
+            which `generate` does not hand on to a custom function.
         pixel_values: The processor's patches of all images.
         image_grid_thw: The processor's grids of all images [images, 3].
         mm_token_type_ids: Not needed; accepted because the processor returns it.
@@ -75,7 +79,11 @@ def speculative_generate(
     """
     _refuse_options(generation_config, stopping_criteria, model_kwargs)
     sampling = _sampling(generation_config, logits_processor)
-    check_image_processing(model, drafter.backbone.model)
+    if difference := image_difference(model, drafter.backbone.model):
+        raise ValueError(
+            f"Drafter and verifier must share image tensors here, but {difference}. "
+            "Use SpeculativeDecoder, which prepares images for each."
+        )
     backbone = FAMILIES[model.config.model_type][1](model, drafter.backbone.processor)
     backbone.eos_ids = _end_ids(stopping_criteria)
     rows = backbone.unbatch(
@@ -87,7 +95,7 @@ def speculative_generate(
     seed = int(torch.randint(2**31, ())) if seed is None else seed
     limit = int(generation_config.max_length) - input_ids.shape[1]
     decoder = SpeculativeDecoder(backbone, drafter, block_size, limit, sampling, seed)
-    answers = decoder.generate([Prompt("", prepared=row) for row in rows])
+    answers = decoder.generate([Prompt("", prepared=row) for row in rows], listener)
     if records is not None:
         records += answers
     width = max(len(answer.tokens) for answer in answers)
@@ -96,30 +104,6 @@ def speculative_generate(
         padding = next(iter(backbone.eos_ids), 0)
     padded = [answer.tokens + [padding] * (width - len(answer.tokens)) for answer in answers]
     return torch.cat([input_ids, torch.tensor(padded, device=input_ids.device)], dim=1)
-
-
-def check_image_processing(verifier: Any, drafter: Any) -> None:
-    """Checks that one set of image tensors fits both models.
-
-    Args:
-        verifier: The verifier's model.
-        drafter: The drafter's model.
-
-    Raises:
-        ValueError: Naming the first setting that differs.
-    """
-    for name in ("patch_size", "temporal_patch_size", "spatial_merge_size", "in_channels"):
-        left, right = (getattr(model.config.vision_config, name, None) for model in (verifier, drafter))
-        if left != right:
-            raise ValueError(
-                f"Drafter and verifier must share image tensors here, but {name} is {left} in the verifier "
-                f"and {right} in the drafter. Use SpeculativeDecoder, which prepares images for each."
-            )
-    if verifier.config.image_token_id != drafter.config.image_token_id:
-        raise ValueError(
-            f"The image token is {verifier.config.image_token_id} in the verifier and "
-            f"{drafter.config.image_token_id} in the drafter. Choose a pair of one model family."
-        )
 
 
 def _refuse_options(

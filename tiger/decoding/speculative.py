@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from tiger.backbones.base import Backbone, Prompt
-from tiger.backbones.loading import check_pair
+from tiger.backbones.loading import check_pair, reads_alike
 from tiger.decoding.acceptance import Sampling, accept_greedy, accept_sampled, draw
 from tiger.decoding.records import Generation, PhaseTimer, Round
 from tiger.decoding.requests import Listener, Requests
@@ -44,8 +45,10 @@ class SpeculativeDecoder:
     ) -> None:
         if block_size < 1:
             raise ValueError(f"block_size is {block_size}; a round drafts one token or more.")
+        self.shares_inputs = False
         if isinstance(small := getattr(drafter, "backbone", None), Backbone):
             check_pair(verifier, small)
+            self.shares_inputs = reads_alike(verifier, small)
         self.verifier, self.drafter = Verifier(verifier), drafter
         self.block_size, self.max_new_tokens = block_size, max_new_tokens
         self.sampling, self.seed = sampling or Sampling(), seed
@@ -65,6 +68,8 @@ class SpeculativeDecoder:
         requests = Requests(prompts, backbone, self.max_new_tokens, self.seed, listener)
         reserve = max(requests.limits) + self.block_size + 1
         state, logits = self.verifier.prefill(requests.inputs, reserve)
+        if self.shares_inputs:
+            prompts = [replace(p, prepared=entry) for p, entry in zip(prompts, requests.inputs, strict=True)]
         draft_state = self.drafter.begin(prompts, reserve, self.sampling, requests.generators)
         decided = self._first(logits, requests)
         requests.extend(decided)

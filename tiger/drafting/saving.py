@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file, save_file
+from transformers.utils import cached_file
 
 from tiger.backbones.loading import load_backbone, resolve
 from tiger.drafting.routed import RoutedDrafter
@@ -52,17 +53,23 @@ def load_drafter(
     Raises:
         ValueError: If a setting is unknown, or the saved router does not fit the model.
     """
-    folder = Path(resolve(name_or_path))
     backbone = load_backbone(name_or_path, dtype, attention)
-    saved = json.loads((folder / SETTINGS_FILE).read_text()) if (folder / SETTINGS_FILE).exists() else {}
+    settings_file, router_file = (_find(name_or_path, name) for name in (SETTINGS_FILE, ROUTER_FILE))
+    saved = json.loads(settings_file.read_text()) if settings_file else {}
     if unknown := overrides.keys() - PLAIN.keys():
         raise ValueError(f"Unknown drafter settings {sorted(unknown)}; choose from {', '.join(PLAIN)}.")
     chosen = {key: value for key, value in overrides.items() if value is not None}
     settings = {key: (PLAIN | saved | chosen)[key] for key in PLAIN}
     drafter = RoutedDrafter(backbone, **settings)
-    if (folder / ROUTER_FILE).exists():
-        _load_router(drafter, folder / ROUTER_FILE)
+    if router_file:
+        _load_router(drafter, router_file)
     return drafter.to(backbone.dtype).eval()
+
+
+def _find(name_or_path: str, file: str) -> Path | None:
+    """A file of a local folder or of a hub repository, downloaded if need be; None if there is none."""
+    found = cached_file(resolve(name_or_path), file, _raise_exceptions_for_missing_entries=False)
+    return Path(found) if found else None
 
 
 def _load_router(drafter: RoutedDrafter, file: Path) -> None:

@@ -27,7 +27,8 @@ class Decoders:
     Attributes:
         verifier: Folder, hub id or shipped name.
         drafters: Drafter of each decoder; None for the autoregressive one.
-        prompts: What is decoded.
+        prompts: What is decoded for acceptance.
+        timed: What is decoded for speed.
         samples: Journal of answers.
         times: Journal of timings.
         block_size: Tokens drafted in one round.
@@ -40,6 +41,7 @@ class Decoders:
     verifier: str
     drafters: Mapping[str, str | None]
     prompts: Sequence[Prompt]
+    timed: Sequence[Prompt]
     samples: Journal
     times: Journal
     block_size: int = 8
@@ -98,17 +100,18 @@ class Decoders:
             records = self.samples.add(key, map(to_record, answers), **where)
         return list(map(from_record, records))
 
-    def timings(self, temperature: float, batch_size: int, count: int, repeats: int) -> dict[str, Timing]:
-        """Times of all decoders on the first prompts, measured or read back; empty for no prompts."""
-        if count == 0:
+    def timings(self, temperature: float, batch_size: int, repeats: int) -> dict[str, Timing]:
+        """Times of all decoders on the timed prompts, measured or read back; empty for no prompts."""
+        if not self.timed:
             return {}
         settings = {name: self.settings(name, temperature) for name in self.drafters}
-        settings |= {"batch_size": {"size": batch_size, "prompts": count, "repeats": repeats}}
+        timed = [prompt.id for prompt in self.timed]
+        settings |= {"batch_size": {"size": batch_size, "timed": timed, "repeats": repeats}}
         key = settings_key(settings)
         records = self.times.get(key)
         if records is None:
             runs = {name: self.build(name, temperature).generate for name in self.drafters}
-            timings = measure(runs, self.prompts[:count], batch_size, repeats)
+            timings = measure(runs, self.timed, batch_size, repeats)
             rows = ({"decoder": name, "timing": asdict(timing)} for name, timing in timings.items())
             records = self.times.add(key, rows, temperature=temperature, batch_size=batch_size)
         return {record["decoder"]: Timing(**record["timing"]) for record in records}

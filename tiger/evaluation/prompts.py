@@ -9,14 +9,15 @@ from PIL import Image
 from data_modules.synthetic.world import KINDS, SPLITS, generate
 from tiger.backbones.base import Prompt
 
-DATASETS = {"synthetic": "test", "synthetic_validation": "validation"}
+DATASETS = {"synthetic": "test", "synthetic_long": "test", "synthetic_validation": "validation"}
 
 
 def load_prompts(dataset: str, num_prompts: int) -> list[Prompt]:
     """The first prompts of a data split, one question per image, all kinds in turn.
 
     Args:
-        dataset: "synthetic" (held-out test images) or "synthetic_validation".
+        dataset: "synthetic" (held-out test images), "synthetic_long" (the same images, each with the question
+            that has the longest answer: the style of speed measurements) or "synthetic_validation".
         num_prompts: How many.
 
     Raises:
@@ -32,6 +33,9 @@ def load_prompts(dataset: str, num_prompts: int) -> list[Prompt]:
 
 def _prompt(dataset: str, seed: int, kind: str) -> Prompt:
     sample = generate(seed, kind)
-    turn = Random(f"turn-{seed}").randrange(len(sample.turns))
+    if dataset == "synthetic_long":
+        turn = max(range(len(sample.turns)), key=lambda index: len(sample.turns[index].answer))
+    else:
+        turn = Random(f"turn-{seed}").randrange(len(sample.turns))
     image = Image.fromarray(sample.image)
     return Prompt(sample.turns[turn].question, (image,), id=f"{dataset}/{kind}/{seed}/{turn}")

@@ -43,6 +43,7 @@ def benchmark(
     block_sizes: dict[str, int] | None = None,
     max_new_tokens: int = 96,
     acceptance_batch_size: int = 8,
+    speed_dataset: str | None = None,
     speed_prompts: int = 24,
     speed_repeats: int = 5,
     num_traces: int = 0,
@@ -64,7 +65,7 @@ def benchmark(
     Args:
         verifier: Folder, hub id or shipped name of the verifier.
         decoders: Drafter of each decoder by name; null for autoregressive decoding, which is always included.
-        dataset: `synthetic` (held-out test images) or `synthetic_validation`.
+        dataset: `synthetic` (held-out test images), `synthetic_long` or `synthetic_validation`.
         num_prompts: Prompts for acceptance, all kinds in turn.
         temperatures: Sampling temperatures; 0 is greedy.
         batch_sizes: Batch sizes at which speed is measured.
@@ -72,6 +73,8 @@ def benchmark(
         block_sizes: Other block sizes by decoder, `tiger: 6`, or by decoder and temperature, `tiger@1: 4`.
         max_new_tokens: Longest answer, tokens.
         acceptance_batch_size: Batch size while acceptance is measured.
+        speed_dataset: Data set of the timed prompts; null for that of acceptance. Speed is commonly measured
+            on long answers: `synthetic_long` asks each test image for its longest one.
         speed_prompts: The first so many prompts are timed; 0 for no timing.
         speed_repeats: Times that each of them is decoded by each decoder; medians count.
         num_traces: Show every round of the last decoder's first answers on a page, `traces.html`.
@@ -91,12 +94,14 @@ def benchmark(
     _check(drafters, block_sizes or {}, [block_size, acceptance_batch_size, *batch_sizes])
     limit_threads(num_threads)
     prompts = load_prompts(dataset, num_prompts)
+    timed = load_prompts(speed_dataset or dataset, speed_prompts) if speed_prompts else []
     output.mkdir(parents=True, exist_ok=True)
     samples, times = Journal(output / "samples.jsonl"), Journal(output / "timings.jsonl")
     bench = Decoders(
         verifier,
         drafters,
         prompts,
+        timed,
         samples,
         times,
         block_size,
@@ -111,13 +116,14 @@ def benchmark(
         answers = {name: bench.answers(name, temperature, acceptance_batch_size) for name in drafters}
         differences += _differences(answers, temperature, seed)
         for batch_size in batch_sizes:
-            timings = bench.timings(temperature, batch_size, speed_prompts, speed_repeats)
+            timings = bench.timings(temperature, batch_size, speed_repeats)
             for name in drafters:
                 where = {
                     "decoder": name,
                     "dataset": dataset,
                     "temperature": temperature,
                     "batch_size": batch_size,
+                    "speed_dataset": speed_dataset or dataset,
                 }
                 settings = {"block_size": bench.block_size_of(name, temperature), "num_threads": num_threads}
                 acceptance = _acceptance(answers[name], seed)

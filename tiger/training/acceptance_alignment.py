@@ -74,7 +74,7 @@ class AcceptanceAlignment(DraftTask):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Route, draft G blocks, verify them in one pass, reward, and update."""
         generator = self.generator(batch_idx)
-        texts, lessons = self.study(batch.examples)
+        texts = self.texts(batch.examples)
         anchors = self.anchors(batch.examples, generator)
         routes = route(self.drafter, texts, anchors)
         temperature = self.options.temperature
@@ -93,7 +93,7 @@ class AcceptanceAlignment(DraftTask):
                 texts, routes, answers, blocks, student, inside
             )
         if self.options.guidance_weight and self.drafter.selector == "routed" and texts.bank.shape[1]:
-            guide = guidance(routes.scores, self.block_attention(lessons, texts, anchors)).mean()
+            guide = guidance(routes.scores, self.block_attention(prefixes.lessons, texts, anchors)).mean()
             self.log("loss/guidance", guide, batch_size=len(prompts))
             loss = loss + self.options.guidance_weight * guide
         self.log("loss/total", loss, batch_size=len(prompts))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from lightning.pytorch import LightningModule
@@ -22,7 +23,10 @@ from tiger.drafting.blocks import Texts, read_texts
 from tiger.drafting.routed import Layout, Query, RoutedDrafter
 from tiger.drafting.saving import load_drafter
 from tiger.routing.selectors import SelectorName
+from tiger.training.checkpoints import VERIFIER_KEY, check_verifier, check_weights, fingerprint, load_stage
 from tiger.training.teacher import Lesson, Teacher, resample
+
+T = TypeVar("T")
 
 
 class DraftTask(LightningModule, ABC):
@@ -88,7 +92,8 @@ class DraftTask(LightningModule, ABC):
         self.save_hyperparameters()
         self.strict_loading = False
         self.optimizer = optimizer
-        self.memory: dict[str, tuple[Lesson, VisualBank]] = {}
+        self.learnt: dict[str, Lesson] = {}
+        self.views: dict[str, tuple[ModelInputs, VisualBank]] = {}
         self._drafter: RoutedDrafter | None = None
 
     def configure_model(self) -> None:
@@ -106,9 +111,10 @@ class DraftTask(LightningModule, ABC):
         )
         check_pair(verifier, drafter.backbone)
         self.verifier: Backbone = verifier.requires_grad_(False).eval()
+        self._verifier_mark = fingerprint(verifier.model)
         self.teacher = Teacher(self.verifier, options.guidance_layers)
         if options.init_from:
-            load_stage(drafter, Path(options.init_from))
+            load_stage(drafter, Path(options.init_from), self._verifier_mark)
         drafter.requires_grad_(True)
         drafter.backbone.model.model.visual.requires_grad_(options.train_vision)
         self._drafter = drafter.train()
@@ -142,8 +148,16 @@ class DraftTask(LightningModule, ABC):
         return {name: value for name, value in state.items() if not name.startswith("verifier.")}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Notes which pair the checkpoint belongs to."""
-        checkpoint["pair"] = {"verifier": self.options.verifier, "drafter": self.options.drafter}
+        """Notes which verifier the drafter learns from."""
+        checkpoint[VERIFIER_KEY] = self._verifier_mark
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuses a checkpoint of another verifier.
+
+        Raises:
+            ValueError: If the drafter learnt from another verifier.
+        """
+        check_verifier(checkpoint, self._verifier_mark)
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
@@ -182,29 +196,34 @@ class DraftTask(LightningModule, ABC):
         uniform = torch.rand(len(examples), self.options.num_anchors, generator=generator, device=self.device)
         return (uniform * last[:, None]).long()
 
-    def study(self, examples: list[Example]) -> tuple[Texts, list[Lesson]]:
-        """The drafter's texts and the verifier's lessons, the latter remembered if asked for."""
+    def texts(self, examples: list[Example]) -> Texts:
+        """Prompts and answers as the drafter reads them; visual banks are remembered if asked for."""
         answers = [example.response.to(self.device) for example in examples]
-        prompts = [example.prompt for example in examples]
-        inputs = [self.drafter.backbone.prepare(prompt) for prompt in prompts]
-        unknown = [i for i, prompt in enumerate(prompts) if prompt.id not in self.memory]
-        fresh = self._learn(inputs, examples, unknown) if unknown else {}
-        pairs = [fresh[i] if i in fresh else self.memory[prompt.id] for i, prompt in enumerate(prompts)]
-        if self.options.remember:
-            self.memory.update({prompts[i].id: pair for i, pair in fresh.items()})
-        texts = read_texts(self.drafter, inputs, [bank for _, bank in pairs], answers)
-        return texts, [lesson for lesson, _ in pairs]
+        views = self._recall(self.views, examples, self._look)
+        return read_texts(self.drafter, [view[0] for view in views], [view[1] for view in views], answers)
 
-    def _learn(
-        self, inputs: list[ModelInputs], examples: list[Example], chosen: list[int]
-    ) -> dict[int, tuple[Lesson, VisualBank]]:
-        lessons = self.teacher.read(
-            [examples[i].prompt for i in chosen], [examples[i].response.to(self.device) for i in chosen]
-        )
+    def lessons(self, examples: list[Example]) -> list[Lesson]:
+        """What the verifier teaches along the answers, remembered if asked for."""
+
+        def learn(new: list[Example]) -> list[Lesson]:
+            return self.teacher.read([e.prompt for e in new], [e.response.to(self.device) for e in new])
+
+        return self._recall(self.learnt, examples, learn)
+
+    def _look(self, examples: list[Example]) -> list[tuple[ModelInputs, VisualBank]]:
         with torch.set_grad_enabled(self.options.train_vision and torch.is_grad_enabled()):
-            banks = self.drafter.backbone.encode([inputs[i] for i in chosen])
-            banks = [bank.with_global() if len(bank) else bank for bank in banks]
-        return dict(zip(chosen, zip(lessons, banks, strict=True), strict=True))
+            inputs, banks = self.drafter.encode([example.prompt for example in examples])
+        return [(replace(entry, pixels={}), bank) for entry, bank in zip(inputs, banks, strict=True)]
+
+    def _recall(
+        self, memory: dict[str, T], examples: list[Example], make: Callable[[list[Example]], list[T]]
+    ) -> list[T]:
+        """Values of all examples, made in one go where they are not remembered."""
+        if not self.options.remember:
+            return make(examples)
+        if new := [example for example in examples if example.prompt.id not in memory]:
+            memory.update((e.prompt.id, value) for e, value in zip(new, make(new), strict=True))
+        return [memory[example.prompt.id] for example in examples]
 
     def block_attention(self, lessons: list[Lesson], texts: Texts, anchors: Tensor) -> Tensor:
         """Verifier attention to each bank token [B, A, N], averaged over the block behind each anchor."""
@@ -251,40 +270,3 @@ class DraftTask(LightningModule, ABC):
             gradients = [p.grad.norm() for p in module.parameters() if p.grad is not None]
             if gradients:
                 self.log(f"gradient/{name}", torch.stack(gradients).norm())
-
-
-def check_weights(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
-    """Checks that a checkpoint fits a drafter.
-
-    Raises:
-        ValueError: Naming what differs.
-    """
-    missing = sorted(own.keys() - given.keys())
-    unknown = sorted(name for name in given.keys() - own.keys() if not name.startswith("verifier."))
-    reshaped = [n for n in own.keys() & given.keys() if own[n].shape != given[n].shape]
-    if missing or unknown or reshaped:
-        raise ValueError(
-            "The checkpoint belongs to another pair: "
-            f"{len(missing)} weights missing (first: {missing[:1]}), "
-            f"{len(unknown)} unknown (first: {unknown[:1]}), "
-            f"{len(reshaped)} of another shape (first: {sorted(reshaped)[:1]}). "
-            "Set the verifier and drafter that the checkpoint was trained with."
-        )
-
-
-def load_stage(drafter: RoutedDrafter, path: Path) -> None:
-    """Loads the drafter weights of an earlier stage's Lightning checkpoint.
-
-    Raises:
-        FileNotFoundError: If the file does not exist.
-        ValueError: If it belongs to another pair.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"There is no checkpoint {path}. Run the earlier stage first, or correct init_from."
-        )
-    state = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
-    prefix = "_drafter."
-    weights = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-    check_weights(drafter.state_dict(), weights)
-    drafter.load_state_dict(weights)

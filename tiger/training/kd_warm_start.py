@@ -32,7 +32,7 @@ class KDWarmStart(DraftTask):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Scores the blocks behind all anchors in one pass and imitates the verifier there."""
-        texts, lessons = self.study(batch.examples)
+        texts, lessons = self.texts(batch.examples), self.lessons(batch.examples)
         anchors = self.anchors(batch.examples, self.generator(batch_idx))
         routes = route(self.drafter, texts, anchors)
         blocks, valid = answer_blocks(

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache
 
-from tiger.backbones.base import Assembled, Backbone, ModelInputs, Prompt, VisualBank, assemble
+from tiger.backbones.base import Backbone, Prompt, assemble
 
 Grid = tuple[int, int, int]
 
@@ -35,13 +35,15 @@ class Prefixes:
     """Prompts and answers in the verifier's cache, for scoring blocks.
 
     Attributes:
-        cache: Keys and values of prompts and answers.
+        lessons: What the same pass taught.
+        cache: Keys and values of prompts and answers; None where no block is to be scored.
         starts: Column of the first answer token [B].
         next_positions: Its position [B].
         hidden: Hidden states [B, T, D].
     """
 
-    cache: DynamicCache
+    lessons: list[Lesson]
+    cache: DynamicCache | None
     starts: Tensor
     next_positions: Tensor
     hidden: Tensor
@@ -59,39 +61,34 @@ class Teacher:
         self.backbone = backbone
         self.guidance_layers = guidance_layers
 
-    def _assemble(
-        self, prompts: Sequence[Prompt], answers: Sequence[Tensor]
-    ) -> tuple[list[ModelInputs], list[VisualBank], Assembled]:
+    def read(self, prompts: Sequence[Prompt], answers: Sequence[Tensor]) -> list[Lesson]:
+        """Reads whole answers, with attention."""
+        return self._read(prompts, answers, None).lessons
+
+    def prefixes(self, prompts: Sequence[Prompt], answers: Sequence[Tensor]) -> Prefixes:
+        """Reads whole answers into a cache that `score_blocks` continues."""
+        return self._read(prompts, answers, DynamicCache(config=self.backbone.model.config))
+
+    @torch.no_grad()
+    def _read(
+        self, prompts: Sequence[Prompt], answers: Sequence[Tensor], cache: DynamicCache | None
+    ) -> Prefixes:
         inputs = [self.backbone.prepare(prompt) for prompt in prompts]
         banks = self.backbone.encode(inputs)
         embed = self.backbone.embed
         batch = assemble(inputs, banks, [embed(x.ids) for x in inputs], None, [embed(a) for a in answers])
-        return inputs, banks, batch
-
-    @torch.no_grad()
-    def read(self, prompts: Sequence[Prompt], answers: Sequence[Tensor]) -> list[Lesson]:
-        """Reads whole answers, with attention."""
-        _, banks, batch = self._assemble(prompts, answers)
-        hidden, attention = self.backbone.run_with_attention(batch, self.guidance_layers)
+        hidden, attention = self.backbone.run_with_attention(batch, self.guidance_layers, cache)
         lessons = []
         for row, (answer, bank) in enumerate(zip(answers, banks, strict=True)):
             end = batch.lengths[row]
             span = slice(end - len(answer), end)
             visual = batch.visual[row]
             lessons.append(Lesson(hidden[row, span], attention[row, span][:, visual], bank.grids))
-        return lessons
-
-    @torch.no_grad()
-    def prefixes(self, prompts: Sequence[Prompt], answers: Sequence[Tensor]) -> Prefixes:
-        """Reads whole answers into a cache that `score_blocks` continues."""
-        inputs, _, batch = self._assemble(prompts, answers)
-        cache = DynamicCache(config=self.backbone.model.config)
-        hidden = self.backbone.run_assembled(batch, cache)
         device = hidden.device
         sizes = torch.tensor([len(answer) for answer in answers], device=device)
         starts = torch.tensor(batch.lengths, device=device) - sizes
         positions = torch.tensor([entry.next_position for entry in inputs], device=device)
-        return Prefixes(cache, starts, positions, hidden)
+        return Prefixes(lessons, cache, starts, positions, hidden)
 
     @torch.no_grad()
     def score_blocks(self, prefixes: Prefixes, anchors: Tensor, blocks: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from transformers import Qwen3VLProcessor
+from transformers import Qwen3VLForConditionalGeneration, Qwen3VLProcessor
 
 from tiger.pairs.recipe.architecture import build_model, build_processor, build_tokenizer
 from tiger.pairs.recipe.packing import Packer
@@ -33,27 +33,33 @@ def main() -> None:
     parser.add_argument(
         "--no_compile", action="store_true", help="train without torch.compile (no C++ compiler)"
     )
+    parser.add_argument(
+        "--init", type=Path, default=None, help="go on from this trained model instead of a new tower"
+    )
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     if "WORLD_SIZE" in os.environ:
         dist.init_process_group("gloo")
     tokenizer_folder = args.output / "tokenizer"
-    if not tokenizer_folder.exists():
+    if not (args.init or tokenizer_folder.exists()):
         build_processor(build_tokenizer()).save_pretrained(tokenizer_folder)
-    processor = Qwen3VLProcessor.from_pretrained(tokenizer_folder)
+    processor = Qwen3VLProcessor.from_pretrained(args.init or tokenizer_folder)
     packer = Packer(processor)
     seed, steps = SEEDS[args.role], STEPS[args.role]
     model = build_model(args.role, processor.tokenizer, seed=seed)
-    head = DenseHead(model.config.text_config.hidden_size)
+    head = DenseHead(processor.tokenizer, model.config.text_config.hidden_size)
     folder = args.output / args.role
-    train_tower(model, head, packer, folder / "tower", args.tower_steps or steps["tower"], seed)
+    if args.init:
+        model.load_state_dict(Qwen3VLForConditionalGeneration.from_pretrained(args.init).state_dict())
+    else:
+        train_tower(model, head, packer, folder / "tower", args.tower_steps or steps["tower"], seed)
     train_language(
         model,
         head,
         packer,
         folder / "language",
         args.language_steps or steps["language"],
-        seed + LANGUAGE_SEED,
+        seed + LANGUAGE_SEED * (2 if args.init else 1),  # a continued run sees new pictures
         compiled=not args.no_compile,
     )
     if world()[0] == 0:

@@ -29,6 +29,7 @@ class PackedBatch:
         attend: Bool mask [B, 1, T, T]; a turn sees the prefix and itself.
         pixel_values: Patches of all images [B * 256, C].
         cells: Dense labels, one [B, 64] of class ids (-1: none) per key of `LABELS`.
+        named: Cells that each text token names [B, T, 64], bool.
     """
 
     ids: Tensor
@@ -37,6 +38,15 @@ class PackedBatch:
     attend: Tensor
     pixel_values: Tensor
     cells: dict[str, Tensor]
+    named: Tensor
+
+
+def label_tokens(tokenizer: PreTrainedTokenizerFast) -> dict[str, list[int]]:
+    """Token of each label's word as it stands in a sentence; characters stand inside codes."""
+    return {
+        label: [tokenizer(word if label == "char" else f" {word}")["input_ids"][0] for word in words]
+        for label, words in LABELS.items()
+    }
 
 
 def prefix_positions(start: int) -> Tensor:
@@ -52,6 +62,7 @@ class Packer:
         self.processor = processor
         self.tokenizer: PreTrainedTokenizerFast = processor.tokenizer
         self.length = length
+        self.names = name_tokens(self.tokenizer)
         image = "<|image_pad|>" * NUM_VISUAL
         head = f"<|im_start|>user\n<|vision_start|>{image}<|vision_end|>"
         self.prefix: list[int] = self.tokenizer(head)["input_ids"]
@@ -74,6 +85,8 @@ class Packer:
         targets = torch.full((size, length), -100)
         position_ids = torch.zeros(3, size, length, dtype=torch.long)
         owner = torch.full((size, length), -1)
+        cells = stack_cells(samples)
+        named = torch.zeros(size, length, NUM_VISUAL, dtype=torch.bool)
         for row, sample in enumerate(samples):
             end = len(self.prefix)
             ids[row, :end], owner[row, :end] = torch.tensor(self.prefix), 0
@@ -88,16 +101,39 @@ class Packer:
                 targets[row, end + len(question) - 1 : stop - 1] = torch.tensor(answer)
                 position_ids[:, row, end:stop] = torch.arange(self.turn_start, self.turn_start + stop - end)
                 owner[row, end:stop] = index
+                named[row, end:stop] = self.name(question + answer, {k: v[row] for k, v in cells.items()})
                 end = stop
         seen = (owner[:, None, :] == 0) | (owner[:, None, :] == owner[:, :, None])
         attend = (seen & torch.ones(length, length, dtype=torch.bool).tril())[:, None]
-        return PackedBatch(ids, targets, position_ids, attend, self.pixels(samples), stack_cells(samples))
+        return PackedBatch(ids, targets, position_ids, attend, self.pixels(samples), cells, named)
+
+    def name(self, tokens: list[int], cells: dict[str, Tensor]) -> Tensor:
+        """Cells [T, 64] that each token names; a colour before a shape narrows the shape's cells down."""
+        rows = torch.zeros(len(tokens), NUM_VISUAL, dtype=torch.bool)
+        for index, token in enumerate(tokens):
+            for label, value in self.names.get(token, ()):
+                rows[index] |= cells[label] == value
+            if index and (both := rows[index] & rows[index - 1]).any():
+                rows[index] = both
+        return rows
 
     def pixels(self, samples: list[Sample]) -> Tensor:
         """Patches [B * 256, C] of the samples' images, by the pair's own image processor."""
         images = [Image.fromarray(sample.image) for sample in samples]
         values: Tensor = self.processor.image_processor(images, return_tensors="pt")["pixel_values"]
         return values
+
+
+def name_tokens(tokenizer: PreTrainedTokenizerFast) -> dict[int, list[tuple[str, int]]]:
+    """Labels that a token names: shapes (plurals too), colours, characters and words."""
+    names: dict[int, list[tuple[str, int]]] = {}
+    for label in ("shape", "colour", "char", "word"):
+        for value, word in enumerate(LABELS[label]):
+            forms = (word,) if label == "char" else (word, f" {word}", f" {word}s", f" {word}es")
+            for ids in tokenizer(list(forms))["input_ids"]:
+                if len(ids) == 1:
+                    names.setdefault(ids[0], []).append((label, value))
+    return names
 
 
 def stack_cells(samples: list[Sample]) -> dict[str, Tensor]:

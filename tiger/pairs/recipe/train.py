@@ -11,33 +11,56 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import Qwen3VLForConditionalGeneration
+from transformers import PreTrainedTokenizerFast, Qwen3VLForConditionalGeneration
 
 from data_modules.synthetic.world import LABELS, Sample
-from tiger.pairs.recipe.packing import GRID, NUM_VISUAL, PackedBatch, Packer, batches, stack_cells
+from tiger.pairs.recipe.packing import (
+    GRID,
+    NUM_VISUAL,
+    PackedBatch,
+    Packer,
+    batches,
+    label_tokens,
+    stack_cells,
+)
 
-LANGUAGE_WEIGHTS = {"count": 2.0, "scene": 1.5, "document": 1.3, "science": 0.5}
+LANGUAGE_WEIGHTS = {"count": 2.0, "document": 2.0, "chart": 1.3, "sign": 1.1, "science": 0.5}
+LOOKUP_LAYER = 0.3  # depth of the layer that learns to look up what a word names
 TOWER_WEIGHTS = {"sign": 5.0, "document": 1.5}  # reading characters takes a tower the longest
 
 
 class DenseHead(nn.Module):
-    """Linear read-outs of the cell labels from visual tokens; thrown away after training."""
+    """Reads the cell labels from visual tokens; thrown away after training.
 
-    def __init__(self, hidden_size: int) -> None:
+    The score of a label is the product of the visual token with the embedding of the label's word, so a cell
+    with a red star lies near "red" and "star", and a question that names them matches like with like.
+
+    Args:
+        tokenizer: Gives the word tokens of the labels.
+        hidden_size: Width of the visual tokens, D.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, hidden_size: int) -> None:
         super().__init__()
-        self.heads = nn.ModuleDict({k: nn.Linear(hidden_size, len(v) + 1) for k, v in LABELS.items()})
+        self.words = label_tokens(tokenizer)
+        self.absent = nn.ModuleDict({k: nn.Linear(hidden_size, 1) for k in LABELS})
+        self.bias = nn.ParameterDict({k: nn.Parameter(torch.zeros(len(v))) for k, v in LABELS.items()})
 
-    def forward(self, tokens: Tensor, cells: dict[str, Tensor]) -> tuple[Tensor, dict[str, float]]:
+    def forward(
+        self, tokens: Tensor, cells: dict[str, Tensor], embeddings: Tensor
+    ) -> tuple[Tensor, dict[str, float]]:
         """Cross-entropy over all cells and the accuracy on labelled cells.
 
         Args:
             tokens: Visual tokens [B, 64, D].
             cells: Class ids [B, 64] per label, -1 for none.
+            embeddings: Token embeddings of the language model [V, D].
         """
         loss, accuracy = tokens.new_zeros(()), {}
-        for label, head in self.heads.items():
+        for label, words in self.words.items():
             target = cells[label] + 1
-            logits = head(tokens).float()
+            scores = F.linear(tokens, embeddings[words]) + self.bias[label]
+            logits = torch.cat([self.absent[label](tokens), scores], dim=-1).float()
             weight = torch.ones(logits.shape[-1])
             weight[0] = 0.1
             loss = loss + F.cross_entropy(logits.flatten(0, 1), target.flatten(), weight=weight)
@@ -174,12 +197,11 @@ def train_tower(
 
     def loss(samples: list[Sample]) -> tuple[Tensor, dict[str, float]]:
         tokens, _ = encode(model, packer.pixels(samples), len(samples))
-        value, accuracy = head(tokens, stack_cells(samples))
+        value, accuracy = head(tokens, stack_cells(samples), model.get_input_embeddings().weight)
         return value, {"loss": value.item(), **accuracy}
 
-    Trainer(nn.ModuleList([model.model.visual, head]), loss, folder, lr=3e-3, steps=steps).run(
-        32, seed, TOWER_WEIGHTS
-    )
+    trained = nn.ModuleList([model.model.visual, model.get_input_embeddings(), head])
+    Trainer(trained, loss, folder, lr=3e-3, steps=steps).run(32, seed, TOWER_WEIGHTS)
 
 
 def language_loss(
@@ -212,6 +234,22 @@ def language_loss(
     return F.cross_entropy(logits, target), (logits.argmax(-1) == target).float().mean()
 
 
+def lookup_loss(attention: Tensor, batch: PackedBatch, image_start: int) -> Tensor:
+    """-log of the attention that half of the heads pay to the cells that a token names.
+
+    Looking up what a question names takes two things that are useless without each other, finding the cell
+    and reading it. This teaches the first, so that the language loss can teach the second from the start.
+
+    Args:
+        attention: Attention of one layer [B, H, T, T].
+        batch: The packed batch.
+        image_start: Index of the first visual token.
+    """
+    heads = attention[:, : attention.shape[1] // 2, :, image_start : image_start + NUM_VISUAL].float()
+    paid = (heads.mean(1) * batch.named).sum(-1)
+    return -paid[batch.named.any(-1)].clamp_min(1e-6).log().mean()
+
+
 def train_language(
     model: Qwen3VLForConditionalGeneration,
     head: DenseHead,
@@ -221,17 +259,23 @@ def train_language(
     seed: int,
     compiled: bool = True,
 ) -> None:
-    """Stage 2: the whole model learns to answer; the dense labels stay as a small auxiliary loss."""
+    """Stage 2: the whole model learns to answer; dense labels and look-ups are small auxiliary losses."""
     model.set_attn_implementation({"text_config": "eager", "vision_config": "sdpa"})
+    layers, attention = model.model.language_model.layers, []
+    chosen = layers[int(LOOKUP_LAYER * len(layers))]
+    chosen.self_attn.register_forward_hook(lambda module, inputs, output: attention.append(output[1]))
     if compiled:
-        for layer in model.model.language_model.layers:
-            layer.compile(dynamic=False)
+        for layer in layers:
+            if layer is not chosen:
+                layer.compile(dynamic=False)
 
     def loss(samples: list[Sample]) -> tuple[Tensor, dict[str, float]]:
         batch = packer.pack(samples)
         tokens, deepstack = encode(model, batch.pixel_values, len(samples))
-        dense, _ = head(tokens, batch.cells)
+        dense, _ = head(tokens, batch.cells, model.get_input_embeddings().weight)
         value, accuracy = language_loss(model, batch, tokens, deepstack)
-        return value + 0.1 * dense, {"loss": value.item(), "accuracy": accuracy.item(), "dense": dense.item()}
+        lookup = lookup_loss(attention.pop(), batch, packer.image_start)
+        figures = {"loss": value, "accuracy": accuracy, "dense": dense, "lookup": lookup}
+        return value + 0.2 * dense + 0.1 * lookup, {k: v.item() for k, v in figures.items()}
 
     Trainer(nn.ModuleList([model, head]), loss, folder, lr=2e-3, steps=steps).run(16, seed, LANGUAGE_WEIGHTS)
