@@ -152,10 +152,11 @@ def test_recomputed_attention_equals_the_eager_weights():
     prompt = prompts(1)[0]
     _, _, batch = assembled(backbone, [prompt])
     hidden, attention = backbone.run_with_attention(batch, num_layers=2)
-    weights = eager.model(**hf_inputs(prompt), output_attentions=True).attentions
-    expected = torch.stack(weights[-2:]).mean((0, 2))
-    assert attention.shape == expected.shape
-    assert (attention - expected).abs().max() < 1e-5
+    weights = torch.stack(eager.model(**hf_inputs(prompt), output_attentions=True).attentions[-2:])
+    assert attention.shape == weights.shape[1:2] + weights.shape[3:]
+    assert (attention - weights.mean((0, 2))).abs().max() < 1e-5
+    _, squares = backbone.run_with_attention(batch, num_layers=2, power=2.0)
+    assert (squares - (weights**2).mean((0, 2))).abs().max() < 1e-5
     assert torch.equal(hidden, backbone.run_assembled(batch))
     layers = backbone.model.model.language_model.layers
     assert not any(layer.self_attn._forward_pre_hooks for layer in layers)

@@ -8,9 +8,9 @@ from tiger.evaluation.runner import benchmark
 from tiger.training import AcceptanceAlignment, KDWarmStart
 
 TASK = """
-block_size decay_steps drafter guidance_layers guidance_weight init_from layout max_new_tokens num_anchors
-num_routed optimizer query remember seed selector train_vision validation_temperature verifier verifier_dtype
-warmup_steps
+block_size decay_steps drafter guidance_layers guidance_power guidance_weight init_from layout max_new_tokens
+num_anchors num_routed optimizer query remember seed selector train_vision validation_temperature verifier
+verifier_dtype warmup_steps
 """
 OPTIONS = {
     KDWarmStart: TASK + "ce_weight loss temperature",

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from tiger.backbones.base import Assembled, Backbone, ModelInputs, Prompt, VisualBank
+from tiger.backbones.base import Backbone, ModelInputs, Prompt, VisualBank
 from tiger.backbones.cache import BlockCache
 
 
@@ -65,5 +65,5 @@ class TableBackbone(Backbone):
         size = self.vocab_size
         return torch.einsum("...i,...j,ijv->...v", hidden[..., :size], hidden[..., size:], self.table)
 
-    def run_with_attention(self, batch: Assembled, num_layers: int, cache=None) -> tuple[Tensor, Tensor]:
+    def run_with_attention(self, batch, num_layers, power=1.0, cache=None) -> tuple[Tensor, Tensor]:
         raise NotImplementedError

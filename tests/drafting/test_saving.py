@@ -68,6 +68,13 @@ def test_a_plain_model_sees_everything_inline(tmp_path):
     assert (drafter.selector, drafter.layout) == ("full", "inline")
 
 
+@pytest.mark.parametrize("missing", [ROUTER_FILE, SETTINGS_FILE])
+def test_half_a_drafter_is_refused(folder, missing):
+    (folder / missing).unlink()
+    with pytest.raises(FileNotFoundError, match=f"lacks {missing}"):
+        load_drafter(str(folder))
+
+
 def test_a_router_of_another_model_is_refused(folder):
     wide = {name: torch.zeros(192, 192) for name in load_file(folder / ROUTER_FILE)}
     save_file(wide, folder / ROUTER_FILE)

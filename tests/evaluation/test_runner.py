@@ -5,8 +5,10 @@ import pytest
 import torch
 from helpers import agreeing_drafter, save_backbone, tiny_backbone
 
+from data_modules.synthetic.world import generate
 from tiger.drafting.saving import save_drafter
 from tiger.evaluation import decoders as decoders_module
+from tiger.evaluation.prompts import load_prompts
 from tiger.evaluation.runner import benchmark
 
 KEYS = {
@@ -65,6 +67,23 @@ def test_cells_have_every_key(done):
     assert all(cell.keys() >= KEYS for cell in cells)
     read = json.loads((output / "metrics.json").read_text())
     assert [cell["acclen"] for cell in read] == [cell["acclen"] for cell in cells]
+
+
+def test_speed_is_measured_on_its_own_data_set(pair, tmp_path):
+    settings = {"decoders": {"tiger": str(pair / "tiger")}, "temperatures": [0.0], "block_sizes": {}}
+    cells = run(pair, tmp_path, speed_dataset="synthetic_long", speed_prompts=1, **settings)
+    assert {(cell["dataset"], cell["speed_dataset"]) for cell in cells} == {("synthetic", "synthetic_long")}
+    run(pair, tmp_path, speed_dataset="synthetic", speed_prompts=1, **settings)
+    assert len({json.loads(line)["cell"] for line in (tmp_path / "timings.jsonl").open()}) == 2
+    with pytest.raises(ValueError, match="speed_prompts is -1"):
+        run(pair, tmp_path, speed_prompts=-1, **settings)
+
+
+def test_long_prompts_ask_for_the_longest_answer():
+    for prompt in load_prompts("synthetic_long", 6):
+        _, kind, seed, turn = prompt.id.split("/")
+        answers = [len(t.answer) for t in generate(int(seed), kind).turns]
+        assert answers[int(turn)] == max(answers)
 
 
 def test_traces_show_the_last_decoder(pair, tmp_path):

@@ -79,8 +79,11 @@ def test_checkpoint_of_another_pair_is_refused(pair, tmp_path):
     first = main([*config(tmp_path, "first", "tiny_kd.yaml"), *pair, "--trainer.max_steps=1"])
     first.trainer.save_checkpoint(tmp_path / "first.ckpt")
     other = save_pair(tmp_path / "other", layers=2)
-    words = [*config(tmp_path, "second", "tiny_kd.yaml"), *other]
-    with pytest.raises(ValueError, match=r"another pair.*weights missing"):
-        main([*words, f"--ckpt_path={tmp_path / 'first.ckpt'}"])
-    with pytest.raises(ValueError, match=r"another pair.*weights missing"):
-        main([*words, f"--model.init_args.init_from={tmp_path / 'first.ckpt'}"])
+    drafter = [word for word in other if ".drafter=" in word]
+    words = config(tmp_path, "second", "tiny_kd.yaml")
+    for option in ("--ckpt_path", "--model.init_args.init_from"):
+        start = f"{option}={tmp_path / 'first.ckpt'}"
+        with pytest.raises(ValueError, match="another pair: its drafter learnt from"):
+            main([*words, *other, start])
+        with pytest.raises(ValueError, match=r"another pair.*weights missing"):
+            main([*words, *pair, *drafter, start])

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from helpers import prompts, save_backbone, save_pair, tiny_backbone
@@ -176,13 +178,26 @@ def test_a_checkpoint_of_another_verifier_is_refused(pair, tmp_path):
     built.on_save_checkpoint(checkpoint)
     built.on_load_checkpoint(checkpoint)
     torch.save(checkpoint | {"state_dict": built.state_dict()}, tmp_path / "kd.ckpt")
-    task(pair, "align", init_from=str(tmp_path / "kd.ckpt"), verifier_dtype="bfloat16")
+    for dtype in ("bfloat16", "float16"):
+        task(pair, "align", init_from=str(tmp_path / "kd.ckpt"), verifier_dtype=dtype)
     save_backbone(tiny_backbone("verifier", 5, 1), tmp_path / "other")  # the same shapes
     other = (tmp_path / "other", pair[1])
     with pytest.raises(ValueError, match="another pair: its drafter learnt from verifier"):
         task(other, "kd").on_load_checkpoint(checkpoint)
     with pytest.raises(ValueError, match="another pair: its drafter learnt from verifier"):
         task(other, "align", init_from=str(tmp_path / "kd.ckpt"))
+
+
+def test_examples_without_a_name_cannot_be_remembered(pair):
+    built = task(pair, "kd", remember=True)
+    unnamed = Batch([replace(e, prompt=replace(e.prompt, id="")) for e in batch().examples])
+    with pytest.raises(ValueError, match="remember needs prompts with an id"):
+        built.training_step(unnamed, 0)
+
+
+def test_guidance_options_reach_the_teacher(pair):
+    teacher = task(pair, "align", guidance_layers=1, guidance_power=3.0).teacher
+    assert (teacher.guidance_layers, teacher.guidance_power) == (1, 3.0)
 
 
 def test_bad_options_are_refused(pair):

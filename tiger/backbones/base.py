@@ -1,7 +1,8 @@
 """What the rest of TIGER knows of a model family: prompts, visual banks, and assembled sequences.
 
 Shape letters used across the project: `B` batch, `G` group, `T` text tokens, `S` block tokens, `N` visual
-tokens, `K` routed tokens, `D` hidden, `H` heads, `V` vocabulary, `M` tree nodes, `A` position axes.
+tokens, `K` routed tokens, `D` hidden, `H` heads, `V` vocabulary, `M` tree nodes, `A` position axes
+or, in training, anchors, `R` answer tokens.
 """
 
 from __future__ import annotations
@@ -288,17 +289,18 @@ class Backbone(nn.Module, ABC):
 
     @abstractmethod
     def run_with_attention(
-        self, batch: Assembled, num_layers: int, cache: Cache | None = None
+        self, batch: Assembled, num_layers: int, power: float = 1.0, cache: Cache | None = None
     ) -> tuple[Tensor, Tensor]:
         """Runs an assembled batch and also returns where its last layers look.
 
         Args:
             batch: The assembled rows.
             num_layers: Last layers to average over.
+            power: Exponent of each head's attention; above 1 the heads that look at one place count most.
             cache: An empty cache to fill.
 
         Returns:
-            Hidden states [B, T, D] and attention [B, T, T], averaged over heads and layers.
+            Hidden states [B, T, D] and attention to that power [B, T, T], averaged over heads and layers.
         """
 
     def embed(self, ids: Tensor) -> Tensor:

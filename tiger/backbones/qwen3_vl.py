@@ -180,7 +180,7 @@ class Qwen3VLBackbone(Backbone):
         return hidden
 
     def run_with_attention(
-        self, batch: Assembled, num_layers: int, cache: Cache | None = None
+        self, batch: Assembled, num_layers: int, power: float = 1.0, cache: Cache | None = None
     ) -> tuple[Tensor, Tensor]:
         """Runs an assembled batch and also returns where its last layers look.
 
@@ -189,18 +189,18 @@ class Qwen3VLBackbone(Backbone):
         Args:
             batch: The assembled rows.
             num_layers: Last layers to average over.
+            power: Exponent of each head's attention; above 1 the heads that look at one place count most.
             cache: An empty cache to fill.
 
         Returns:
-            Hidden states [B, T, D] and attention [B, T, T], averaged over heads and layers.
+            Hidden states [B, T, D] and attention to that power [B, T, T], averaged over heads and layers.
         """
         attention = torch.zeros(())
 
         def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             nonlocal attention
-            attention = attention + self._attention(
-                module, kwargs["hidden_states"], kwargs["position_embeddings"]
-            )
+            heads = self._attention(module, kwargs["hidden_states"], kwargs["position_embeddings"])
+            attention = attention + heads.pow(power).mean(1)
 
         layers = self.model.model.language_model.layers[-num_layers:]
         handles = [layer.self_attn.register_forward_pre_hook(record, with_kwargs=True) for layer in layers]
@@ -213,7 +213,7 @@ class Qwen3VLBackbone(Backbone):
 
     @staticmethod
     def _attention(module: Any, hidden: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-        """Causal attention weights [B, T, T] of one layer, averaged over heads."""
+        """Causal attention weights [B, H, T, T] of one layer."""
         shape = (*hidden.shape[:2], -1, module.head_dim)
         query = module.q_norm(module.q_proj(hidden).view(shape)).transpose(1, 2)
         key = module.k_norm(module.k_proj(hidden).view(shape)).transpose(1, 2)
@@ -221,4 +221,4 @@ class Qwen3VLBackbone(Backbone):
         key = key.repeat_interleave(module.num_key_value_groups, dim=1)
         scores = (query @ key.transpose(2, 3)).float() * module.scaling
         future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-        return scores.masked_fill(future, float("-inf")).softmax(-1).mean(1)
+        return scores.masked_fill(future, float("-inf")).softmax(-1)

@@ -65,7 +65,7 @@ def speculative_generate(
         seed: Seed of sampling; drawn from torch's global generator by default.
         records: List to which the generations and their rounds are added.
         listener: Called with a row's index and its new tokens after each round. It stands in for `streamer`,
-            which `generate` does not hand on to a custom function.
+            which `generate` does not hand on to a custom function, not even its end.
         pixel_values: The processor's patches of all images.
         image_grid_thw: The processor's grids of all images [images, 3].
         mm_token_type_ids: Not needed; accepted because the processor returns it.

@@ -51,10 +51,16 @@ def load_drafter(
         overrides: Settings of `RoutedDrafter` to use in place of the saved ones; None keeps the saved one.
 
     Raises:
+        FileNotFoundError: If only one of the settings and the router is there.
         ValueError: If a setting is unknown, or the saved router does not fit the model.
     """
     backbone = load_backbone(name_or_path, dtype, attention)
     settings_file, router_file = (_find(name_or_path, name) for name in (SETTINGS_FILE, ROUTER_FILE))
+    if (settings_file is None) != (router_file is None):
+        missing, found = (ROUTER_FILE, settings_file) if settings_file else (SETTINGS_FILE, router_file)
+        raise FileNotFoundError(
+            f"{name_or_path} lacks {missing}, which belongs to {found}. Copy or fetch both."
+        )
     saved = json.loads(settings_file.read_text()) if settings_file else {}
     if unknown := overrides.keys() - PLAIN.keys():
         raise ValueError(f"Unknown drafter settings {sorted(unknown)}; choose from {', '.join(PLAIN)}.")

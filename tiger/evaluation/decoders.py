@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import torch
+
 from tiger.backbones.base import Backbone, Prompt
 from tiger.backbones.loading import load_backbone, resolve
 from tiger.decoding.acceptance import Sampling
@@ -107,6 +109,7 @@ class Decoders:
         settings = {name: self.settings(name, temperature) for name in self.drafters}
         timed = [prompt.id for prompt in self.timed]
         settings |= {"batch_size": {"size": batch_size, "timed": timed, "repeats": repeats}}
+        settings["threads"] = {"number": torch.get_num_threads()}
         key = settings_key(settings)
         records = self.times.get(key)
         if records is None:

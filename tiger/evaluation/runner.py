@@ -55,8 +55,8 @@ def benchmark(
     """Compares decoders: what is accepted, how fast it is, and whether the text is the verifier's own.
 
     Every decoder answers all prompts once per temperature in large batches, since rows do not depend on one
-    another: that gives AccLen, its distribution and exactness. Speed comes from a subset of the prompts,
-    decoded by all decoders in turn at each batch size, end to end with prompt preparation and prefill.
+    another: that gives AccLen, its distribution and exactness. Speed comes from the first prompts of
+    `speed_dataset`, which all decoders answer in turn at each batch size, preparation and prefill included.
 
     The folder receives `metrics.json` (one entry per decoder, temperature and batch size), `differences.json`
     (AccLen differences with paired bootstrap intervals), `samples.jsonl`, `timings.jsonl`, `table.csv` and
@@ -92,6 +92,8 @@ def benchmark(
     """
     drafters = {BASELINE: None} | decoders
     _check(drafters, block_sizes or {}, [block_size, acceptance_batch_size, *batch_sizes])
+    if speed_prompts < 0:
+        raise ValueError(f"speed_prompts is {speed_prompts}; time one prompt or more, or 0 for none.")
     limit_threads(num_threads)
     prompts = load_prompts(dataset, num_prompts)
     timed = load_prompts(speed_dataset or dataset, speed_prompts) if speed_prompts else []

@@ -44,6 +44,8 @@ class DraftTask(LightningModule, ABC):
         num_anchors: Blocks per answer and step.
         guidance_weight: Weight of block attention guidance for the router.
         guidance_layers: Last verifier layers whose attention guides the router.
+        guidance_power: Exponent of each head's attention before it is averaged. Most heads look everywhere;
+            the square lets those that look at one place stand out.
         train_vision: Whether the drafter's vision tower learns too.
         verifier_dtype: Weight type of the frozen verifier.
         optimizer: Builds the optimizer from the trainable parameters.
@@ -51,8 +53,8 @@ class DraftTask(LightningModule, ABC):
         decay_steps: Optimizer steps after which a linear decay has reached zero; 0 keeps the rate constant.
         max_new_tokens: Longest validation answer, tokens.
         validation_temperature: Temperature of validation decoding.
-        remember: Keep the verifier's lessons and the drafter's visual banks of each example in memory, so
-            that later epochs do not recompute them. Needs a frozen vision tower.
+        remember: Keep the drafter's visual banks, and in KD the verifier's lessons, of each example in
+            memory, so that later epochs do not recompute them. Needs a frozen vision tower.
         seed: Seed of anchors, drafts and tests.
 
     Raises:
@@ -72,6 +74,7 @@ class DraftTask(LightningModule, ABC):
         num_anchors: int = 4,
         guidance_weight: float = 1.0,
         guidance_layers: int = 4,
+        guidance_power: float = 2.0,
         train_vision: bool = False,
         verifier_dtype: str = "float32",
         optimizer: OptimizerCallable = torch.optim.AdamW,
@@ -112,7 +115,7 @@ class DraftTask(LightningModule, ABC):
         check_pair(verifier, drafter.backbone)
         self.verifier: Backbone = verifier.requires_grad_(False).eval()
         self._verifier_mark = fingerprint(verifier.model)
-        self.teacher = Teacher(self.verifier, options.guidance_layers)
+        self.teacher = Teacher(self.verifier, options.guidance_layers, options.guidance_power)
         if options.init_from:
             load_stage(drafter, Path(options.init_from), self._verifier_mark)
         drafter.requires_grad_(True)
@@ -221,6 +224,10 @@ class DraftTask(LightningModule, ABC):
         """Values of all examples, made in one go where they are not remembered."""
         if not self.options.remember:
             return make(examples)
+        if not all(example.prompt.id for example in examples):
+            raise ValueError(
+                "remember needs prompts with an id of their own; name them or set remember false."
+            )
         if new := [example for example in examples if example.prompt.id not in memory]:
             memory.update((e.prompt.id, value) for e, value in zip(new, make(new), strict=True))
         return [memory[example.prompt.id] for example in examples]

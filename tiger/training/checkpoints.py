@@ -8,17 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tiger.drafting.routed import RoutedDrafter
 
 VERIFIER_KEY = "verifier_fingerprint"
 
 
-def fingerprint(model: Any, rows: int = 64) -> str:
-    """Names a model by its first token embeddings, the same in whatever dtype it was loaded."""
-    weight = model.get_input_embeddings().weight[:rows].detach().to("cpu", torch.bfloat16)
-    return hashlib.sha256(weight.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
+def fingerprint(model: nn.Module, count: int = 1024) -> str:
+    """Names a model by the signs of the first weights of each parameter, which no change of dtype alters."""
+    digest = hashlib.sha256()
+    for _, parameter in sorted(model.named_parameters()):
+        digest.update(parameter.detach().flatten()[:count].cpu().signbit().numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def check_verifier(checkpoint: Mapping[str, Any], verifier: str) -> None:

@@ -21,7 +21,8 @@ class Lesson:
 
     Attributes:
         hidden: Hidden states [R, D] at the answer's tokens; entry r predicts token r + 1.
-        attention: Attention [R, N] of each answer token to the visual tokens, averaged over heads and layers.
+        attention: Attention [R, N] of each answer token to the visual tokens, raised to a power and averaged
+            over heads and layers.
         grids: Grids of the images that N runs over.
     """
 
@@ -55,11 +56,12 @@ class Teacher:
     Args:
         backbone: The verifier.
         guidance_layers: Last layers whose attention guides the router.
+        guidance_power: Exponent of each head's attention before heads and layers are averaged.
     """
 
-    def __init__(self, backbone: Backbone, guidance_layers: int = 4) -> None:
+    def __init__(self, backbone: Backbone, guidance_layers: int = 4, guidance_power: float = 2.0) -> None:
         self.backbone = backbone
-        self.guidance_layers = guidance_layers
+        self.guidance_layers, self.guidance_power = guidance_layers, guidance_power
 
     def read(self, prompts: Sequence[Prompt], answers: Sequence[Tensor]) -> list[Lesson]:
         """Reads whole answers, with attention."""
@@ -77,13 +79,16 @@ class Teacher:
         banks = self.backbone.encode(inputs)
         embed = self.backbone.embed
         batch = assemble(inputs, banks, [embed(x.ids) for x in inputs], None, [embed(a) for a in answers])
-        hidden, attention = self.backbone.run_with_attention(batch, self.guidance_layers, cache)
+        hidden, attention = self.backbone.run_with_attention(
+            batch, self.guidance_layers, self.guidance_power, cache
+        )
         lessons = []
         for row, (answer, bank) in enumerate(zip(answers, banks, strict=True)):
             end = batch.lengths[row]
             span = slice(end - len(answer), end)
             visual = batch.visual[row]
-            lessons.append(Lesson(hidden[row, span], attention[row, span][:, visual], bank.grids))
+            # A copy, since a lesson that is remembered would keep the whole batch alive.
+            lessons.append(Lesson(hidden[row, span].clone(), attention[row, span][:, visual], bank.grids))
         device = hidden.device
         sizes = torch.tensor([len(answer) for answer in answers], device=device)
         starts = torch.tensor(batch.lengths, device=device) - sizes

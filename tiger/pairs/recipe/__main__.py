@@ -11,15 +11,16 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from transformers import Qwen3VLForConditionalGeneration, Qwen3VLProcessor
+from transformers import Qwen3VLProcessor
 
+from tiger.backbones.loading import load_backbone, resolve
 from tiger.pairs.recipe.architecture import build_model, build_processor, build_tokenizer
 from tiger.pairs.recipe.packing import Packer
 from tiger.pairs.recipe.train import DenseHead, train_language, train_tower, world
 
 SEEDS = {"verifier": 0, "drafter": 50_000_000}
 LANGUAGE_SEED = 10_000_000
-STEPS = {"verifier": {"tower": 1150, "language": 1150}, "drafter": {"tower": 1150, "language": 1300}}
+STEPS = {"verifier": {"tower": 1150, "language": 4000}, "drafter": {"tower": 1150, "language": 1300}}
 
 
 def main() -> None:
@@ -34,7 +35,7 @@ def main() -> None:
         "--no_compile", action="store_true", help="train without torch.compile (no C++ compiler)"
     )
     parser.add_argument(
-        "--init", type=Path, default=None, help="go on from this trained model instead of a new tower"
+        "--init", default=None, help="go on from this trained model (folder, hub id or shipped name)"
     )
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -43,23 +44,23 @@ def main() -> None:
     tokenizer_folder = args.output / "tokenizer"
     if not (args.init or tokenizer_folder.exists()):
         build_processor(build_tokenizer()).save_pretrained(tokenizer_folder)
-    processor = Qwen3VLProcessor.from_pretrained(args.init or tokenizer_folder)
+    processor = Qwen3VLProcessor.from_pretrained(resolve(args.init) if args.init else tokenizer_folder)
     packer = Packer(processor)
     seed, steps = SEEDS[args.role], STEPS[args.role]
     model = build_model(args.role, processor.tokenizer, seed=seed)
     head = DenseHead(processor.tokenizer, model.config.text_config.hidden_size)
     folder = args.output / args.role
     if args.init:
-        model.load_state_dict(Qwen3VLForConditionalGeneration.from_pretrained(args.init).state_dict())
+        model.load_state_dict(load_backbone(args.init).model.state_dict())
     else:
         train_tower(model, head, packer, folder / "tower", args.tower_steps or steps["tower"], seed)
     train_language(
         model,
         head,
         packer,
-        folder / "language",
+        folder / ("continued" if args.init else "language"),
         args.language_steps or steps["language"],
-        seed + LANGUAGE_SEED * (2 if args.init else 1),  # a continued run sees new pictures
+        seed + LANGUAGE_SEED * (2 if args.init else 1),  # other pictures than the first run
         compiled=not args.no_compile,
     )
     if world()[0] == 0:
