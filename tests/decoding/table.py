@@ -1,5 +1,7 @@
 """A language model small enough to enumerate."""
 
+from types import SimpleNamespace
+
 import torch
 from torch import Tensor
 
@@ -28,6 +30,7 @@ class TableBackbone(Backbone):
     def __init__(self, table, eos_ids=()):
         torch.nn.Module.__init__(self)
         self.table, self.eos_ids = table, eos_ids
+        self.processor = SimpleNamespace(chat_template=object())  # reads like no other model
 
     def get_vocab(self):
         return {str(token): token for token in range(self.vocab_size)}

@@ -87,8 +87,8 @@ def reads_alike(verifier: Backbone, drafter: Backbone) -> bool:
     left, right = verifier.processor, drafter.processor
     return (
         type(verifier) is type(drafter)
-        and not image_difference(verifier.model, drafter.model)
         and left.chat_template == right.chat_template
+        and not image_difference(verifier.model, drafter.model)
         and left.image_processor.to_dict() == right.image_processor.to_dict()
     )
 
