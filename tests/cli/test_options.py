@@ -14,7 +14,7 @@ verifier_dtype warmup_steps
 """
 OPTIONS = {
     KDWarmStart: TASK + "ce_weight loss temperature",
-    AcceptanceAlignment: TASK + "beta credit group_size objective reward temperature test",
+    AcceptanceAlignment: TASK + "beta credit group_size kd_weight objective reward temperature test",
     SyntheticDataModule: """
 batch_size cache_dir evaluation_mixture kinds max_length max_new_tokens mixture num_test num_train
 num_validation num_workers prompt_template question_filter response_batch_size response_temperature responses

@@ -98,6 +98,22 @@ def test_alignment_raises_its_reward(pair, objective, rate):
     assert sum(rewards[-10:]) > 1.05 * sum(rewards[:10])
 
 
+def test_kd_in_alignment_counts_where_the_draft_is_still_alive(pair):
+    teacher, student = torch.randn(2, 1, 1, 1, 3, 5)
+    blocks = torch.tensor([[[[0, 3, 2]]]])
+    inside = torch.ones_like(blocks, dtype=torch.bool)
+    losses = [
+        task(pair, "align", kd_weight=weight)._objective(teacher, student, blocks, inside, None, 1)
+        for weight in (0.0, 1.0)
+    ]
+    p, q = teacher[0, 0, 0].softmax(-1), student[0, 0, 0].softmax(-1)
+    reach, expected = 1.0, 0.0
+    for step, token in enumerate((0, 3, 2)):
+        expected += reach * (p[step] * (p[step] / q[step]).log()).sum()
+        reach *= (p[step, token] / q[step, token]).clamp(max=1.0)
+    torch.testing.assert_close(losses[1] - losses[0], expected)
+
+
 def test_reference_divergence_is_zero_before_the_first_step(pair):
     built = task(pair, "align", beta=1.0)
     seen = []

@@ -28,6 +28,8 @@ class AcceptanceAlignment(DraftTask):
         test: Acceptance test that the reward counts.
         objective: `policy` is the paper's policy gradient; `overlap` (ours) maximises the expected accepted
             length sum_u prod_{m<=u} sum_v min(p, q) along the sampled blocks, differentiated through q.
+        kd_weight: Weight of KL(p || q) at the drafted tokens (ours), each weighted by the chance that those
+            before it are accepted: what the drafter would have had to know, where it mattered.
         beta: Weight of KL(q || q_ref) to the warm-started drafter.
         temperature: Temperature of the drafts; the same one divides the logits of log q.
         kwargs: Options of `DraftTask`.
@@ -44,6 +46,7 @@ class AcceptanceAlignment(DraftTask):
         credit: Credit = "prefix",
         test: Test = "sampling",
         objective: Objective = "policy",
+        kd_weight: float = 0.0,
         beta: float = 0.02,
         temperature: float = 1.0,
         **kwargs: Any,
@@ -121,9 +124,16 @@ class AcceptanceAlignment(DraftTask):
         self.log("reward/entropy", -(log_q.exp() * log_q).sum(-1)[inside].mean(), batch_size=size)
         if options.objective == "overlap":
             alpha = overlap(teacher, student / options.temperature) * inside
-            return -alpha.cumprod(-1).sum(-1).mean()
-        weight = advantages(reward, options.credit) * inside
-        return -(weight * chosen).sum(-1).mean()
+            loss = -alpha.cumprod(-1).sum(-1).mean()
+        else:
+            weight = advantages(reward, options.credit) * inside
+            loss = -(weight * chosen).sum(-1).mean()
+        if options.kd_weight:
+            reached = rewards("expected_prefix", chance).alive * inside
+            divergence = (kl(teacher, student) * reached).sum(-1).mean()
+            self.log("loss/kd", divergence, batch_size=size)
+            loss = loss + options.kd_weight * divergence
+        return loss
 
     def _reference_kl(
         self,
