@@ -16,7 +16,9 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
+from tiger.backbones.attention import record_attention
 from tiger.backbones.cache import BlockCache
+from tiger.backbones.grids import Grid
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -71,13 +73,13 @@ class VisualBank:
         tokens: Visual tokens [N, D].
         position_ids: Positions [A, N].
         deepstack: Rows [N, D] to add after each of the first language layers (empty for most families).
-        grids: (frames, rows, columns) of each image, in token order.
+        grids: Where the tokens lie on the images, in token order; an image may have several.
     """
 
     tokens: Tensor
     position_ids: Tensor
     deepstack: tuple[Tensor, ...] = ()
-    grids: tuple[tuple[int, int, int], ...] = ()
+    grids: tuple[Grid, ...] = ()
 
     def __len__(self) -> int:
         return self.tokens.shape[0]
@@ -181,10 +183,16 @@ class Backbone(nn.Module, ABC):
 
     Attributes:
         num_axes: Position axes A.
+        pixel_names: Image tensors that the processor makes and `unbatch` reads.
         eos_ids: Ids that end an answer.
+
+    Raises:
+        ValueError: If the model's attention cannot take explicit masks, or model and processor do not agree
+            on the image token.
     """
 
     num_axes = 1
+    pixel_names: tuple[str, ...] = ()
     model: Any
     processor: Any
 
@@ -193,6 +201,16 @@ class Backbone(nn.Module, ABC):
         self.model = model
         self.processor = processor
         self.text_config: Any = model.config.get_text_config()
+        attention = self.text_config._attn_implementation
+        if attention not in ("sdpa", "eager"):
+            raise ValueError(
+                f"Attention {attention!r} takes no explicit masks; load the model with 'sdpa' or 'eager'."
+            )
+        if processor.image_token_id != model.config.image_token_id:
+            raise ValueError(
+                f"The processor marks images with token {processor.image_token_id}, the model looks for "
+                f"token {model.config.image_token_id}. Take the files of both from one checkpoint."
+            )
         eos = model.generation_config.eos_token_id
         eos = self.text_config.eos_token_id if eos is None else eos
         self.eos_ids: tuple[int, ...] = (
@@ -236,13 +254,31 @@ class Backbone(nn.Module, ABC):
         dtype: torch.dtype = self.model.get_input_embeddings().weight.dtype
         return dtype
 
-    @abstractmethod
     def prepare(self, prompt: Prompt) -> ModelInputs:
         """Applies the chat template and the image processor.
 
         Raises:
-            ValueError: If the prompt is longer than the context.
+            ValueError: If the prompt is longer than the context, or there is no chat template.
         """
+        if prompt.prepared is not None:
+            inputs = prompt.prepared
+        elif not self.processor.chat_template:
+            raise ValueError(
+                "The processor has no chat template. Put the chat_template.jinja (or .json) of the model's "
+                "own repository beside its processor files, or set processor.chat_template."
+            )
+        else:
+            batch = self.processor.apply_chat_template(
+                _messages(prompt),
+                tokenize=True,
+                return_dict=True,
+                return_tensors="pt",
+                add_generation_prompt=True,
+            )
+            pixels = {name: batch[name] for name in self.pixel_names if name in batch}
+            inputs = self.unbatch(batch["input_ids"], **pixels)[0]
+        self.check_length(inputs, prompt.id)
+        return inputs
 
     @abstractmethod
     def unbatch(
@@ -287,7 +323,6 @@ class Backbone(nn.Module, ABC):
             Hidden states [B, T, D] after the final norm.
         """
 
-    @abstractmethod
     def run_with_attention(
         self, batch: Assembled, num_layers: int, power: float = 1.0, cache: Cache | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -302,6 +337,14 @@ class Backbone(nn.Module, ABC):
         Returns:
             Hidden states [B, T, D] and attention to that power [B, T, T], averaged over heads and layers.
         """
+        layers = self.model.get_decoder().layers[-num_layers:]
+        return record_attention(layers, power, lambda: self.run_assembled(batch, cache))
+
+    def vision_parameters(self) -> list[nn.Parameter]:
+        """What turns pixels into bank tokens: every weight outside the language model and its head."""
+        language = (self.model.get_decoder(), self.model.get_output_embeddings())
+        own = {id(parameter) for module in language for parameter in module.parameters()}
+        return [parameter for parameter in self.model.parameters() if id(parameter) not in own]
 
     def embed(self, ids: Tensor) -> Tensor:
         """Text embeddings [..., D] of token ids [...]."""
@@ -335,3 +378,13 @@ class Backbone(nn.Module, ABC):
                 f"The prompt {name!r} has {len(inputs.ids)} tokens, the context holds {self.max_positions}. "
                 "Shorten the text, or lower the processor's largest image size."
             )
+
+
+def _messages(prompt: Prompt) -> list[dict[str, Any]]:
+    """A prompt as a chat: images, then text."""
+    content: list[dict[str, Any]] = [
+        *({"type": "image", "image": image.convert("RGB")} for image in prompt.images),
+        {"type": "text", "text": prompt.text},
+    ]
+    system = [{"role": "system", "content": [{"type": "text", "text": prompt.system}]}]
+    return [*(system if prompt.system else []), {"role": "user", "content": content}]

@@ -7,15 +7,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoProcessor, Qwen3VLForConditionalGeneration
+from transformers import (
+    AutoProcessor,
+    LlavaNextForConditionalGeneration,
+    PreTrainedConfig,
+    Qwen3VLForConditionalGeneration,
+)
 
 from tiger.backbones.base import Backbone
+from tiger.backbones.llava_next import LlavaNextBackbone, check_format
 from tiger.backbones.qwen3_vl import Qwen3VLBackbone
 
 SHIPPED = Path(__file__).parent.parent / "pairs"
 FAMILIES: dict[str, tuple[type[Any], type[Backbone]]] = {
     "qwen3_vl": (Qwen3VLForConditionalGeneration, Qwen3VLBackbone),
+    "llava_next": (LlavaNextForConditionalGeneration, LlavaNextBackbone),
 }
+# What decides the shape of image tensors and the number of image tokens, in vision tower and whole model.
+TOWER = ("patch_size", "temporal_patch_size", "spatial_merge_size", "in_channels", "image_size")
+WHOLE = ("image_token_id", "image_grid_pinpoints", "vision_feature_select_strategy")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -38,13 +48,15 @@ def family_of(path: str) -> str:
             raise FileNotFoundError(
                 f"{folder} holds no config.json; expected a folder written by save_pretrained."
             )
-        family = json.loads((folder / "config.json").read_text()).get("model_type")
+        config = json.loads((folder / "config.json").read_text())
     elif path.count("/") > 1 or path.startswith((".", "/", "tiny")):
         raise FileNotFoundError(
             f"There is no folder {path!r}. Give a local folder, a hub id or a shipped model."
         )
     else:
-        family = AutoConfig.from_pretrained(path).model_type
+        config = PreTrainedConfig.get_config_dict(path)[0]
+    check_format(path, config)
+    family = config.get("model_type")
     if family not in FAMILIES:
         raise ValueError(f"{path} is a {family!r} model; supported families: {', '.join(FAMILIES)}.")
     return str(family)
@@ -74,12 +86,13 @@ def load_backbone(name_or_path: str, dtype: str = "float32", attention: str = "s
 
 def image_difference(verifier: Any, drafter: Any) -> str:
     """What keeps one set of image tensors from fitting two models; empty if they fit both."""
-    for name in ("patch_size", "temporal_patch_size", "spatial_merge_size", "in_channels"):
-        left, right = (getattr(model.config.vision_config, name, None) for model in (verifier, drafter))
-        if left != right:
-            return f"{name} is {left} in the verifier and {right} in the drafter"
-    left, right = verifier.config.image_token_id, drafter.config.image_token_id
-    return "" if left == right else f"the image token is {left} in the verifier and {right} in the drafter"
+    configs = [(model.config.vision_config, model.config) for model in (verifier, drafter)]
+    for place, names in enumerate((TOWER, WHOLE)):
+        for name in names:
+            left, right = (getattr(pair[place], name, None) for pair in configs)
+            if left != right:
+                return f"{name} is {left} in the verifier and {right} in the drafter"
+    return ""
 
 
 def reads_alike(verifier: Backbone, drafter: Backbone) -> bool:

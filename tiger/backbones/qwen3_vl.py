@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-from transformers import Qwen3VLForConditionalGeneration, Qwen3VLProcessor
+from torch import Tensor
 from transformers.cache_utils import Cache
-from transformers.models.qwen3_vl.modeling_qwen3_vl import apply_rotary_pos_emb
 
-from tiger.backbones.base import Assembled, Backbone, ModelInputs, Prompt, VisualBank
+from tiger.backbones.attention import explicit_mask
+from tiger.backbones.base import Backbone, ModelInputs, VisualBank
+from tiger.backbones.grids import Grid
 
 
 class Qwen3VLBackbone(Backbone):
@@ -20,43 +19,10 @@ class Qwen3VLBackbone(Backbone):
     Args:
         model: The loaded model.
         processor: Its processor.
-
-    Raises:
-        ValueError: If the model's attention cannot take explicit masks.
     """
 
     num_axes = 3
-
-    def __init__(self, model: Qwen3VLForConditionalGeneration, processor: Qwen3VLProcessor) -> None:
-        super().__init__(model, processor)
-        attention = self.text_config._attn_implementation
-        if attention not in ("sdpa", "eager"):
-            raise ValueError(
-                f"Attention {attention!r} takes no explicit masks; load the model with 'sdpa' or 'eager'."
-            )
-
-    def prepare(self, prompt: Prompt) -> ModelInputs:
-        """Applies the chat template and the image processor.
-
-        Raises:
-            ValueError: If the prompt is longer than the context.
-        """
-        if prompt.prepared is not None:
-            self.check_length(prompt.prepared, prompt.id)
-            return prompt.prepared
-        content = [{"type": "image", "image": image.convert("RGB")} for image in prompt.images]
-        messages: list[dict[str, Any]] = [
-            {"role": "user", "content": [*content, {"type": "text", "text": prompt.text}]}
-        ]
-        if prompt.system:
-            messages.insert(0, {"role": "system", "content": [{"type": "text", "text": prompt.system}]})
-        batch = self.processor.apply_chat_template(
-            messages, tokenize=True, return_dict=True, return_tensors="pt", add_generation_prompt=True
-        )
-        pixels = {key: batch.get(key) for key in ("pixel_values", "image_grid_thw")}
-        inputs = self.unbatch(batch["input_ids"], **pixels)[0]
-        self.check_length(inputs, prompt.id)
-        return inputs
+    pixel_names = ("pixel_values", "image_grid_thw")
 
     def unbatch(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, **pixels: Tensor | None
@@ -126,7 +92,7 @@ class Qwen3VLBackbone(Backbone):
             rows = slice(start, start + count)
             start += count
             merged = [
-                (frames, height // merge, width // merge)
+                Grid(frames, height // merge, width // merge)
                 for frames, height, width in entry.pixels.get("image_grid_thw", grids[:0]).tolist()
             ]
             deepstack = tuple(feature[rows] for feature in output.deepstack_features or ())
@@ -162,63 +128,13 @@ class Qwen3VLBackbone(Backbone):
         Returns:
             Hidden states [B, T, D] after the final norm.
         """
-        # Eager attention adds the mask to the scores, so a bool mask would be silently wrong there.
-        eager = self.text_config._attn_implementation == "eager"
-        if eager and mask is not None and mask.dtype == torch.bool:
-            mask = torch.zeros_like(mask, dtype=embeddings.dtype).masked_fill(
-                ~mask, torch.finfo(embeddings.dtype).min
-            )
         hidden: Tensor = self.model.model.language_model(
             inputs_embeds=embeddings,
             position_ids=position_ids,
-            attention_mask=mask,
+            attention_mask=explicit_mask(mask, self.text_config._attn_implementation, embeddings.dtype),
             cache=cache,
             use_cache=cache is not None,
             visual_pos_masks=visual if deepstack else None,
             deepstack_visual_embeds=list(deepstack) or None,
         ).last_hidden_state
         return hidden
-
-    def run_with_attention(
-        self, batch: Assembled, num_layers: int, power: float = 1.0, cache: Cache | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Runs an assembled batch and also returns where its last layers look.
-
-        Attention weights are recomputed from the layers' inputs, so the fused kernel stays in use.
-
-        Args:
-            batch: The assembled rows.
-            num_layers: Last layers to average over.
-            power: Exponent of each head's attention; above 1 the heads that look at one place count most.
-            cache: An empty cache to fill.
-
-        Returns:
-            Hidden states [B, T, D] and attention to that power [B, T, T], averaged over heads and layers.
-        """
-        attention = torch.zeros(())
-
-        def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            nonlocal attention
-            heads = self._attention(module, kwargs["hidden_states"], kwargs["position_embeddings"])
-            attention = attention + heads.pow(power).mean(1)
-
-        layers = self.model.model.language_model.layers[-num_layers:]
-        handles = [layer.self_attn.register_forward_pre_hook(record, with_kwargs=True) for layer in layers]
-        try:
-            hidden = self.run_assembled(batch, cache)
-        finally:
-            for handle in handles:
-                handle.remove()
-        return hidden, attention / len(layers)
-
-    @staticmethod
-    def _attention(module: Any, hidden: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-        """Causal attention weights [B, H, T, T] of one layer."""
-        shape = (*hidden.shape[:2], -1, module.head_dim)
-        query = module.q_norm(module.q_proj(hidden).view(shape)).transpose(1, 2)
-        key = module.k_norm(module.k_proj(hidden).view(shape)).transpose(1, 2)
-        query, key = apply_rotary_pos_emb(query, key, *rope)
-        key = key.repeat_interleave(module.num_key_value_groups, dim=1)
-        scores = (query @ key.transpose(2, 3)).float() * module.scaling
-        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-        return scores.masked_fill(future, float("-inf")).softmax(-1)

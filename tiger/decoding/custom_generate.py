@@ -46,6 +46,7 @@ def speculative_generate(
     listener: Listener | None = None,
     pixel_values: Tensor | None = None,
     image_grid_thw: Tensor | None = None,
+    image_sizes: Tensor | None = None,
     mm_token_type_ids: Tensor | None = None,
     **model_kwargs: Any,
 ) -> Tensor:
@@ -66,8 +67,9 @@ def speculative_generate(
         records: List to which the generations and their rounds are added.
         listener: Called with a row's index and its new tokens after each round. It stands in for `streamer`,
             which `generate` does not hand on to a custom function, not even its end.
-        pixel_values: The processor's patches of all images.
-        image_grid_thw: The processor's grids of all images [images, 3].
+        pixel_values: The processor's patches or tiles of all images.
+        image_grid_thw: The processor's grids of all images [images, 3] (Qwen).
+        image_sizes: Heights and widths of all images [images, 2] (LLaVA-NeXT).
         mm_token_type_ids: Not needed; accepted because the processor returns it.
         model_kwargs: Further model inputs of `generate`.
 
@@ -91,6 +93,7 @@ def speculative_generate(
         model_kwargs.get("attention_mask"),
         pixel_values=pixel_values,
         image_grid_thw=image_grid_thw,
+        image_sizes=image_sizes,
     )
     seed = int(torch.randint(2**31, ())) if seed is None else seed
     limit = int(generation_config.max_length) - input_ids.shape[1]
