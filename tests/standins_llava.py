@@ -94,7 +94,7 @@ def llava_next(folder, role, seed, text="llama", patch_size=7):
             bos_token_id=tokenizer.bos_token_id,
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
-            initializer_range=0.1,
+            initializer_range=0.2,
             **({"sliding_window": None} if text == "mistral" else {}),
         ),
         image_token_index=token_id("<image>"),
