@@ -16,10 +16,14 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
+from tiger.backbones.attention import record_attention
 from tiger.backbones.cache import BlockCache
 
 if TYPE_CHECKING:
+    import numpy as np
     from PIL.Image import Image
+
+    from tiger.backbones.videos import Video
 
 
 @dataclass(frozen=True)
@@ -31,13 +35,15 @@ class Prompt:
         images: Pictures, placed before the text in this order.
         system: System message, empty for none.
         id: Name of the request in records and reports; its seed is derived from it.
-        prepared: Model inputs that were made elsewhere; text and images are then not read.
+        videos: Videos, placed between pictures and text.
+        prepared: Model inputs that were made elsewhere; text, images and videos are then not read.
     """
 
     text: str
     images: tuple[Image, ...] = ()
     system: str = ""
     id: str = ""
+    videos: tuple[Video, ...] = ()
     prepared: ModelInputs | None = None
 
 
@@ -49,7 +55,7 @@ class ModelInputs:
         ids: Token ids [T], one image token per visual token.
         position_ids: Positions [A, T].
         visual: Bool mask [T] of the visual tokens.
-        pixels: Named image tensors for `Backbone.encode`.
+        pixels: Named image and video tensors for `Backbone.encode`.
     """
 
     ids: Tensor
@@ -71,7 +77,7 @@ class VisualBank:
         tokens: Visual tokens [N, D].
         position_ids: Positions [A, N].
         deepstack: Rows [N, D] to add after each of the first language layers (empty for most families).
-        grids: (frames, rows, columns) of each image, in token order.
+        grids: (frames, rows, columns) of each image or video, in token order.
     """
 
     tokens: Tensor
@@ -181,10 +187,19 @@ class Backbone(nn.Module, ABC):
 
     Attributes:
         num_axes: Position axes A.
+        reads_video: Whether prompts may hold videos.
+        pixel_names: Image and video tensors that the processor makes and `unbatch` reads.
         eos_ids: Ids that end an answer.
+        vocab_size: Ids V that are scored: the tokenizer's, without the rows that pad the model's output.
+
+    Raises:
+        ValueError: If the model's attention cannot take explicit masks, or model and processor do not agree
+            on the image token.
     """
 
     num_axes = 1
+    reads_video = False
+    pixel_names: tuple[str, ...] = ()
     model: Any
     processor: Any
 
@@ -193,6 +208,18 @@ class Backbone(nn.Module, ABC):
         self.model = model
         self.processor = processor
         self.text_config: Any = model.config.get_text_config()
+        attention = self.text_config._attn_implementation
+        if attention not in ("sdpa", "eager"):
+            raise ValueError(
+                f"Attention {attention!r} takes no explicit masks; load the model with 'sdpa' or 'eager'."
+            )
+        if processor.image_token_id != model.config.image_token_id:
+            raise ValueError(
+                f"The processor marks images with token {processor.image_token_id}, the model looks for "
+                f"token {model.config.image_token_id}. Take the files of both from one checkpoint."
+            )
+        known = max(processor.tokenizer.get_vocab().values()) + 1
+        self.vocab_size = min(int(self.text_config.vocab_size), known)
         eos = model.generation_config.eos_token_id
         eos = self.text_config.eos_token_id if eos is None else eos
         self.eos_ids: tuple[int, ...] = (
@@ -215,11 +242,6 @@ class Backbone(nn.Module, ABC):
         return int(self.text_config.num_hidden_layers)
 
     @property
-    def vocab_size(self) -> int:
-        """Size V of the output vocabulary."""
-        return int(self.text_config.vocab_size)
-
-    @property
     def max_positions(self) -> int:
         """Context limit, tokens."""
         return int(self.text_config.max_position_embeddings)
@@ -236,13 +258,33 @@ class Backbone(nn.Module, ABC):
         dtype: torch.dtype = self.model.get_input_embeddings().weight.dtype
         return dtype
 
-    @abstractmethod
     def prepare(self, prompt: Prompt) -> ModelInputs:
-        """Applies the chat template and the image processor.
+        """Applies the chat template and the image and video processors.
 
         Raises:
-            ValueError: If the prompt is longer than the context.
+            ValueError: If the prompt is longer than the context, holds videos that the family cannot read, or
+                the chat template has no place for its images or videos.
         """
+        if prompt.prepared is not None:
+            inputs = prompt.prepared
+        elif prompt.videos and not self.reads_video:
+            raise ValueError(
+                f"The prompt {prompt.id!r} holds a video, which {self.model.config.model_type} models do not "
+                "read. Give single frames as images, or choose a Qwen model."
+            )
+        else:
+            batch = self.processor.apply_chat_template(
+                _messages(prompt),
+                tokenize=True,
+                return_dict=True,
+                return_tensors="pt",
+                add_generation_prompt=True,
+                processor_kwargs=_video_options(prompt.videos),
+            )
+            pixels = {name: batch[name] for name in self.pixel_names if name in batch}
+            inputs = self.unbatch(batch["input_ids"], **pixels)[0]
+        self.check_length(inputs, prompt.id)
+        return inputs
 
     @abstractmethod
     def unbatch(
@@ -253,15 +295,15 @@ class Backbone(nn.Module, ABC):
         Args:
             input_ids: Token ids [B, T].
             attention_mask: Mask [B, T], 0 at padding.
-            pixels: The processor's image tensors of the whole batch.
+            pixels: The processor's image and video tensors of the whole batch, see `pixel_names`.
 
         Raises:
-            ValueError: If image tensors and image tokens do not match.
+            ValueError: If these tensors and the image tokens do not match.
         """
 
     @abstractmethod
     def encode(self, inputs: Sequence[ModelInputs]) -> list[VisualBank]:
-        """Encodes the images of all requests in one pass; a text-only request gets an empty bank."""
+        """Encodes images and videos of all requests in one pass; a text-only request gets an empty bank."""
 
     @abstractmethod
     def run(
@@ -287,7 +329,6 @@ class Backbone(nn.Module, ABC):
             Hidden states [B, T, D] after the final norm.
         """
 
-    @abstractmethod
     def run_with_attention(
         self, batch: Assembled, num_layers: int, power: float = 1.0, cache: Cache | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -302,6 +343,8 @@ class Backbone(nn.Module, ABC):
         Returns:
             Hidden states [B, T, D] and attention to that power [B, T, T], averaged over heads and layers.
         """
+        layers = self.model.get_decoder().layers[-num_layers:]
+        return record_attention(layers, power, lambda: self.run_assembled(batch, cache))
 
     def embed(self, ids: Tensor) -> Tensor:
         """Text embeddings [..., D] of token ids [...]."""
@@ -309,8 +352,8 @@ class Backbone(nn.Module, ABC):
         return embeddings
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Vocabulary logits [..., V] of hidden states [..., D]."""
-        logits: Tensor = self.model.get_output_embeddings()(hidden)
+        """Vocabulary logits [..., V] of hidden states [..., D]; ids that pad the vocabulary get none."""
+        logits: Tensor = self.model.get_output_embeddings()(hidden)[..., : self.vocab_size]
         return logits
 
     def new_cache(self, batch_size: int, capacity: int) -> BlockCache:
@@ -333,5 +376,33 @@ class Backbone(nn.Module, ABC):
         if len(inputs.ids) >= self.max_positions:
             raise ValueError(
                 f"The prompt {name!r} has {len(inputs.ids)} tokens, the context holds {self.max_positions}. "
-                "Shorten the text, or lower the processor's largest image size."
+                "Shorten the text, lower the processor's largest image size, or take fewer frames of a video."
             )
+
+
+def _messages(prompt: Prompt) -> list[dict[str, Any]]:
+    """A prompt as a chat: images, videos, then text."""
+    content: list[dict[str, Any]] = [
+        *({"type": "image", "image": image.convert("RGB")} for image in prompt.images),
+        *({"type": "video", "video": _frames(video)} for video in prompt.videos),
+        {"type": "text", "text": prompt.text},
+    ]
+    system = [{"role": "system", "content": [{"type": "text", "text": prompt.system}]}]
+    return [*(system if prompt.system else []), {"role": "user", "content": content}]
+
+
+def _frames(video: Video) -> np.ndarray:
+    """The frames; a single one twice, because processors join frames in pairs and refuse one alone."""
+    return video.frames if len(video.frames) > 1 else video.frames.repeat(2, axis=0)
+
+
+def _video_options(videos: Sequence[Video]) -> dict[str, Any]:
+    """What the processor must know about frames that are already chosen."""
+    if not videos:
+        return {}
+    indices = [list(range(len(v.frames))) if len(v.frames) > 1 else [0, 0] for v in videos]
+    metadata = [
+        {"total_num_frames": len(places), "fps": video.fps, "frames_indices": places}
+        for video, places in zip(videos, indices, strict=True)
+    ]
+    return {"videos_kwargs": {"video_metadata": [metadata], "do_sample_frames": False}}
