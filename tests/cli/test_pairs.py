@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from standins_llava import llava_next
+from standins import FAMILIES, save_standin
 
 from tiger.cli import main
 
@@ -30,7 +30,7 @@ def test_every_pair_is_known_here():
     assert {path.stem for path in (CONFIGS / "pair").glob("*.yaml")} == set(PAIRS)
 
 
-@pytest.mark.parametrize(("stage", "pair"), product(STAGES, PAIRS), ids="-".join)
+@pytest.mark.parametrize(("stage", "pair"), list(product(STAGES, PAIRS)))
 def test_every_pair_goes_with_every_stage(stage, pair, capsys):
     with pytest.raises(SystemExit) as stop:
         main(["fit", *stage_and_pair(stage, pair), "--print_config"])
@@ -46,23 +46,40 @@ def test_every_pair_goes_with_every_stage(stage, pair, capsys):
         assert options["verifier_dtype"] == own["verifier_dtype"]
 
 
-@pytest.fixture(scope="module")
-def llava(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("llava")
-    for seed, role in enumerate(("verifier", "drafter")):
-        llava_next(folder / role, role, seed)
-    return folder
+# The stand-in of each pair but the tiny one, which is its own.
+STANDINS = {
+    "qwen3_vl_4b_8b": "qwen3_vl",
+    "qwen2_5_vl_3b_7b": "qwen2_5_vl",
+    "llava_next_7b_13b": "llava_next",
+}
 
 
-@pytest.mark.parametrize("stage", ["kd", "align"])
-def test_the_stages_run_on_the_stand_in_of_llava_next(stage, llava, tmp_path, monkeypatch):
+@pytest.fixture(scope="module", params=STANDINS)
+def pair(request, tmp_path_factory):
+    """Name of a pair and the folder of its stand-in."""
+    folder = tmp_path_factory.mktemp(request.param)
+    for role in ("verifier", "drafter"):
+        save_standin(STANDINS[request.param], folder / role, role)
+    return request.param, folder
+
+
+def test_every_family_has_a_pair():
+    assert {pair.split("_vl")[0].split("_next")[0] for pair in PAIRS} - {"tiny"} == {
+        family.split("_vl")[0].split("_next")[0] for family in FAMILIES
+    }
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_stage_runs_on_the_stand_in_of_every_family(stage, pair, tmp_path, monkeypatch):
+    name, folder = pair
     monkeypatch.chdir(tmp_path)
-    cli = main(["fit", *stage_and_pair(stage, "llava_next_7b_13b"), *TOY,
-                f"--model.init_args.verifier={llava / 'verifier'}",
-                f"--model.init_args.drafter={llava / 'drafter'}",
+    cli = main(["fit", *stage_and_pair(stage, name), *TOY,
+                f"--model.init_args.verifier={folder / 'verifier'}",
+                f"--model.init_args.drafter={folder / 'drafter'}",
                 "--model.init_args.max_new_tokens=4", "--data.init_args.max_new_tokens=6",
-                f"--data.init_args.cache_dir={llava / 'cache'}",
+                f"--data.init_args.cache_dir={folder / 'cache'}",
                 "--trainer.fast_dev_run=true", "--trainer.enable_progress_bar=false"])  # fmt: skip
     assert cli.trainer.global_step == 1
-    assert cli.model.verifier.dtype == torch.bfloat16
+    own = yaml.safe_load((CONFIGS / "stage" / f"{stage}.yaml").read_text())["model"]["init_args"]
+    assert cli.model.verifier.dtype == getattr(torch, own["verifier_dtype"])
     assert "accept/length" in cli.trainer.callback_metrics

@@ -18,10 +18,13 @@ from transformers.cache_utils import Cache
 
 from tiger.backbones.attention import record_attention
 from tiger.backbones.cache import BlockCache
+from tiger.backbones.chat import messages, video_options
 from tiger.backbones.grids import Grid
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+    from tiger.backbones.videos import Video
 
 
 @dataclass(frozen=True)
@@ -33,13 +36,15 @@ class Prompt:
         images: Pictures, placed before the text in this order.
         system: System message, empty for none.
         id: Name of the request in records and reports; its seed is derived from it.
-        prepared: Model inputs that were made elsewhere; text and images are then not read.
+        videos: Videos, placed between pictures and text.
+        prepared: Model inputs that were made elsewhere; text, images and videos are then not read.
     """
 
     text: str
     images: tuple[Image, ...] = ()
     system: str = ""
     id: str = ""
+    videos: tuple[Video, ...] = ()
     prepared: ModelInputs | None = None
 
 
@@ -51,7 +56,7 @@ class ModelInputs:
         ids: Token ids [T], one image token per visual token.
         position_ids: Positions [A, T].
         visual: Bool mask [T] of the visual tokens.
-        pixels: Named image tensors for `Backbone.encode`.
+        pixels: Named image and video tensors for `Backbone.encode`.
     """
 
     ids: Tensor
@@ -73,7 +78,7 @@ class VisualBank:
         tokens: Visual tokens [N, D].
         position_ids: Positions [A, N].
         deepstack: Rows [N, D] to add after each of the first language layers (empty for most families).
-        grids: Where the tokens lie on the images, in token order; an image may have several.
+        grids: Where the tokens lie on the images and videos, in token order; an image may have several.
     """
 
     tokens: Tensor
@@ -183,8 +188,10 @@ class Backbone(nn.Module, ABC):
 
     Attributes:
         num_axes: Position axes A.
-        pixel_names: Image tensors that the processor makes and `unbatch` reads.
+        reads_video: Whether prompts may hold videos.
+        pixel_names: Image and video tensors that the processor makes and `unbatch` reads.
         eos_ids: Ids that end an answer.
+        vocab_size: Ids V that are scored: the tokenizer's, without the rows that pad the model's output.
 
     Raises:
         ValueError: If the model's attention cannot take explicit masks, or model and processor do not agree
@@ -192,6 +199,7 @@ class Backbone(nn.Module, ABC):
     """
 
     num_axes = 1
+    reads_video = False
     pixel_names: tuple[str, ...] = ()
     model: Any
     processor: Any
@@ -211,6 +219,8 @@ class Backbone(nn.Module, ABC):
                 f"The processor marks images with token {processor.image_token_id}, the model looks for "
                 f"token {model.config.image_token_id}. Take the files of both from one checkpoint."
             )
+        known = max(processor.tokenizer.get_vocab().values()) + 1
+        self.vocab_size = min(int(self.text_config.vocab_size), known)
         eos = model.generation_config.eos_token_id
         eos = self.text_config.eos_token_id if eos is None else eos
         self.eos_ids: tuple[int, ...] = (
@@ -233,11 +243,6 @@ class Backbone(nn.Module, ABC):
         return int(self.text_config.num_hidden_layers)
 
     @property
-    def vocab_size(self) -> int:
-        """Size V of the output vocabulary."""
-        return int(self.text_config.vocab_size)
-
-    @property
     def max_positions(self) -> int:
         """Context limit, tokens."""
         return int(self.text_config.max_position_embeddings)
@@ -255,13 +260,19 @@ class Backbone(nn.Module, ABC):
         return dtype
 
     def prepare(self, prompt: Prompt) -> ModelInputs:
-        """Applies the chat template and the image processor.
+        """Applies the chat template and the image and video processors.
 
         Raises:
-            ValueError: If the prompt is longer than the context, or there is no chat template.
+            ValueError: If the prompt is longer than the context, holds videos that the family cannot read, or
+                there is no chat template or none with a place for its images or videos.
         """
         if prompt.prepared is not None:
             inputs = prompt.prepared
+        elif prompt.videos and not self.reads_video:
+            raise ValueError(
+                f"The prompt {prompt.id!r} holds a video, which {self.model.config.model_type} models do not "
+                "read. Give single frames as images, or choose a Qwen model."
+            )
         elif not self.processor.chat_template:
             raise ValueError(
                 "The processor has no chat template. Put the chat_template.jinja (or .json) of the model's "
@@ -269,11 +280,12 @@ class Backbone(nn.Module, ABC):
             )
         else:
             batch = self.processor.apply_chat_template(
-                _messages(prompt),
+                messages(prompt),
                 tokenize=True,
                 return_dict=True,
                 return_tensors="pt",
                 add_generation_prompt=True,
+                processor_kwargs=video_options(prompt.videos),
             )
             pixels = {name: batch[name] for name in self.pixel_names if name in batch}
             inputs = self.unbatch(batch["input_ids"], **pixels)[0]
@@ -289,15 +301,15 @@ class Backbone(nn.Module, ABC):
         Args:
             input_ids: Token ids [B, T].
             attention_mask: Mask [B, T], 0 at padding.
-            pixels: The processor's image tensors of the whole batch.
+            pixels: The processor's image and video tensors of the whole batch, see `pixel_names`.
 
         Raises:
-            ValueError: If image tensors and image tokens do not match.
+            ValueError: If these tensors and the image tokens do not match.
         """
 
     @abstractmethod
     def encode(self, inputs: Sequence[ModelInputs]) -> list[VisualBank]:
-        """Encodes the images of all requests in one pass; a text-only request gets an empty bank."""
+        """Encodes images and videos of all requests in one pass; a text-only request gets an empty bank."""
 
     @abstractmethod
     def run(
@@ -352,8 +364,8 @@ class Backbone(nn.Module, ABC):
         return embeddings
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Vocabulary logits [..., V] of hidden states [..., D]."""
-        logits: Tensor = self.model.get_output_embeddings()(hidden)
+        """Vocabulary logits [..., V] of hidden states [..., D]; ids that pad the vocabulary get none."""
+        logits: Tensor = self.model.get_output_embeddings()(hidden)[..., : self.vocab_size]
         return logits
 
     def new_cache(self, batch_size: int, capacity: int) -> BlockCache:
@@ -376,15 +388,5 @@ class Backbone(nn.Module, ABC):
         if len(inputs.ids) >= self.max_positions:
             raise ValueError(
                 f"The prompt {name!r} has {len(inputs.ids)} tokens, the context holds {self.max_positions}. "
-                "Shorten the text, or lower the processor's largest image size."
+                "Shorten the text, lower the processor's largest image size, or take fewer frames of a video."
             )
-
-
-def _messages(prompt: Prompt) -> list[dict[str, Any]]:
-    """A prompt as a chat: images, then text."""
-    content: list[dict[str, Any]] = [
-        *({"type": "image", "image": image.convert("RGB")} for image in prompt.images),
-        {"type": "text", "text": prompt.text},
-    ]
-    system = [{"role": "system", "content": [{"type": "text", "text": prompt.system}]}]
-    return [*(system if prompt.system else []), {"role": "user", "content": content}]
