@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import io
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, select_autoescape
-from PIL.Image import Image
+from PIL import Image
 
 from tiger.backbones.base import Backbone, Prompt
 from tiger.decoding.records import Generation, Round
@@ -29,7 +30,7 @@ class Trace:
     Attributes:
         prompt: The request.
         generation: Its answer with round records.
-        grids: (frames, rows, columns) of each image as the drafter's visual bank has them.
+        grids: (frames, rows, columns) of each image, then of each video, as in the drafter's visual bank.
         speedup: Against autoregressive decoding of the same prompt, None if not measured.
     """
 
@@ -65,7 +66,7 @@ def write_trace_page(
 
 
 def grids_of(backbone: Backbone, prompt: Prompt) -> tuple[tuple[int, int, int], ...]:
-    """The token grids of a prompt's images, as `backbone` reads them."""
+    """The token grids of a prompt's images and videos, as `backbone` reads them."""
     return backbone.encode([backbone.prepare(prompt)])[0].grids
 
 
@@ -75,18 +76,18 @@ def trace_data(trace: Trace, tokenizer: Any) -> dict[str, Any]:
     block = max((len(r.drafted) for r in generation.rounds), default=1)
     metric = AcceptanceMetrics(block)
     metric.update([generation])
+    pictures = _pictures(trace)
+    grids = tuple(grid for _, grid in pictures) or trace.grids
     rounds, start = [], 1
     for record in generation.rounds:
-        rounds.append(_round_data(record, generation.tokens, start, trace.grids, tokenizer))
+        rounds.append(_round_data(record, generation.tokens, start, grids, tokenizer))
         start += record.accepted + (record.bonus >= 0)
     return {
         "id": generation.id,
         "prompt": trace.prompt.text,
         "answer": generation.text,
         "finish": generation.finish,
-        "images": [
-            _image_data(image, grid) for image, grid in zip(trace.prompt.images, trace.grids, strict=False)
-        ],
+        "images": [_image_data(image, grid) for image, grid in pictures],
         "tokens": pieces(tokenizer, generation.tokens),
         "block": block,
         "acclen": metric.compute()["acclen"],
@@ -95,6 +96,18 @@ def trace_data(trace: Trace, tokenizer: Any) -> dict[str, Any]:
         "speedup": trace.speedup,
         "rounds": rounds,
     }
+
+
+def _pictures(trace: Trace) -> list[tuple[Image.Image, tuple[int, int, int]]]:
+    """What to show with its grid: the images, and of each video the first frame of every group of frames."""
+    images, videos = trace.prompt.images, trace.prompt.videos
+    pictures = list(zip(images, trace.grids, strict=False))
+    for video, (groups, rows, columns) in zip(videos, trace.grids[len(images) :], strict=False):
+        size = math.ceil(len(video.frames) / groups)
+        for group in range(groups):
+            frame = video.frames[min(group * size, len(video.frames) - 1)]
+            pictures.append((Image.fromarray(frame), (1, rows, columns)))
+    return pictures
 
 
 def _round_data(
@@ -145,7 +158,7 @@ def _cells(
     return cells, pooled
 
 
-def _image_data(image: Image, grid: tuple[int, int, int]) -> dict[str, Any]:
+def _image_data(image: Image.Image, grid: tuple[int, int, int]) -> dict[str, Any]:
     """An image as a data URI with its token grid; large images are made smaller, small ones stay exact."""
     shown = image.convert("RGB")
     shown.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
