@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import io
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, select_autoescape
-from PIL.Image import Image
+from PIL import Image
 
 from tiger.backbones.base import Backbone, Prompt
 from tiger.backbones.grids import Grid, locate
@@ -31,7 +32,7 @@ class Trace:
     Attributes:
         prompt: The request.
         generation: Its answer with round records.
-        grids: Where the tokens of the drafter's visual bank lie on the images.
+        grids: Where the tokens of the drafter's visual bank lie: on the images, then on the videos.
         speedup: Against autoregressive decoding of the same prompt, None if not measured.
     """
 
@@ -67,7 +68,7 @@ def write_trace_page(
 
 
 def grids_of(backbone: Backbone, prompt: Prompt) -> tuple[Grid, ...]:
-    """The token grids of a prompt's images, as `backbone` reads them."""
+    """The token grids of a prompt's images and videos, as `backbone` reads them."""
     return backbone.encode([backbone.prepare(prompt)])[0].grids
 
 
@@ -77,19 +78,18 @@ def trace_data(trace: Trace, tokenizer: Any) -> dict[str, Any]:
     block = max((len(r.drafted) for r in generation.rounds), default=1)
     metric = AcceptanceMetrics(block)
     metric.update([generation])
+    pictures = _pictures(trace)
+    grids = tuple(grid for _, views in pictures for grid in views) or trace.grids
     rounds, start = [], 1
     for record in generation.rounds:
-        rounds.append(_round_data(record, generation.tokens, start, trace.grids, tokenizer))
+        rounds.append(_round_data(record, generation.tokens, start, grids, tokenizer))
         start += record.accepted + (record.bonus >= 0)
     return {
         "id": generation.id,
         "prompt": trace.prompt.text,
         "answer": generation.text,
         "finish": generation.finish,
-        "images": [
-            _image_data(image, grids)
-            for image, grids in zip(trace.prompt.images, _by_image(trace.grids), strict=False)
-        ],
+        "images": [_image_data(image, views) for image, views in pictures],
         "tokens": pieces(tokenizer, generation.tokens),
         "block": block,
         "acclen": metric.compute()["acclen"],
@@ -98,6 +98,18 @@ def trace_data(trace: Trace, tokenizer: Any) -> dict[str, Any]:
         "speedup": trace.speedup,
         "rounds": rounds,
     }
+
+
+def _pictures(trace: Trace) -> list[tuple[Image.Image, list[Grid]]]:
+    """What to show with its grids: the images, and of each video the first frame of every group of frames."""
+    images, videos, views = trace.prompt.images, trace.prompt.videos, _by_image(trace.grids)
+    pictures = list(zip(images, views, strict=False))
+    for video, (grid,) in zip(videos, views[len(images) :], strict=False):
+        size = math.ceil(len(video.frames) / grid.frames)
+        for group in range(grid.frames):
+            frame = video.frames[min(group * size, len(video.frames) - 1)]
+            pictures.append((Image.fromarray(frame), [grid._replace(frames=1)]))
+    return pictures
 
 
 def _round_data(
@@ -168,7 +180,7 @@ def _cells(record: Round, grids: tuple[Grid, ...]) -> tuple[list[dict[str, Any]]
     return cells, pooled
 
 
-def _image_data(image: Image, grids: Sequence[Grid]) -> dict[str, Any]:
+def _image_data(image: Image.Image, grids: Sequence[Grid]) -> dict[str, Any]:
     """An image as a data URI with its finest grid; large images are made smaller, small ones stay exact."""
     shown = image.convert("RGB")
     shown.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
