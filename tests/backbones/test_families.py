@@ -302,7 +302,7 @@ def test_a_template_without_a_place_for_images(pair):
     backbone = copy.copy(pair.verifier)
     backbone.processor = copy.copy(backbone.processor)
     backbone.processor.chat_template = "{% for m in messages %}{{ m['content'][-1]['text'] }}{% endfor %}"
-    with pytest.raises(ValueError, match="Found total 0 .* tokens and 1 images"):
+    with pytest.raises(ValueError, match=r"Found total 0 .* tokens and 1 images"):
         backbone.prepare(PROMPTS["one image"])
 
 
