@@ -119,7 +119,8 @@ class DraftTask(LightningModule, ABC):
         if options.init_from:
             load_stage(drafter, Path(options.init_from), self._verifier_mark)
         drafter.requires_grad_(True)
-        drafter.backbone.model.model.visual.requires_grad_(options.train_vision)
+        for parameter in drafter.backbone.vision_parameters():
+            parameter.requires_grad_(options.train_vision)
         self._drafter = drafter.train()
 
     @property
