@@ -20,7 +20,7 @@ from tiger.pairs.recipe.train import DenseHead, train_language, train_tower, wor
 
 SEEDS = {"verifier": 0, "drafter": 50_000_000}
 LANGUAGE_SEED = 10_000_000
-STEPS = {"verifier": {"tower": 1150, "language": 4000}, "drafter": {"tower": 1150, "language": 1800}}
+STEPS = {"verifier": {"tower": 1150, "language": 4000}, "drafter": {"tower": 1150, "language": 1300}}
 
 
 def main() -> None:
