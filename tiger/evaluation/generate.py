@@ -10,7 +10,7 @@ from PIL import Image
 
 from tiger.backbones.base import Prompt
 from tiger.backbones.images import load_image
-from tiger.backbones.loading import load_backbone
+from tiger.backbones.loading import Quantization, load_backbone
 from tiger.decoding.acceptance import Sampling
 from tiger.decoding.autoregressive import AutoregressiveDecoder
 from tiger.decoding.records import Generation
@@ -39,6 +39,7 @@ def generate(
     trace: Path | None = None,
     dtype: str = "float32",
     num_threads: int | None = None,
+    verifier_quantization: Quantization | None = None,
 ) -> Generation:
     """Answers a question about images; the text appears as rounds complete, then what it took.
 
@@ -59,6 +60,7 @@ def generate(
         trace: HTML file to write, on which every round can be looked at.
         dtype: Name of a torch dtype.
         num_threads: Threads of torch; null for its own choice.
+        verifier_quantization: Store the verifier's weights in 4 or 8 bits; needs the extra `quantization`.
 
     Returns:
         The answer with its round records.
@@ -71,12 +73,12 @@ def generate(
     files = [Path(name) for name in ([images] if isinstance(images, str) else images)]
     request = Prompt(prompt, read_images(files), system, id=files[0].name)
     sampling = Sampling(temperature, top_k, top_p)
-    backbone = load_backbone(verifier, dtype)
+    backbone = load_backbone(verifier, dtype, quantization=verifier_quantization)
     baseline = AutoregressiveDecoder(backbone, max_new_tokens, sampling, seed)
     decoder: AutoregressiveDecoder | SpeculativeDecoder = baseline
     reader = backbone
     if drafter is not None:
-        loaded = load_drafter(drafter, dtype, num_routed=num_routed)
+        loaded = load_drafter(drafter, dtype, num_routed=num_routed).to(backbone.device)
         reader = loaded.backbone
         decoder = SpeculativeDecoder(backbone, loaded, block_size, max_new_tokens, sampling, seed)
     answer = decoder.generate([request], stream(backbone.tokenizer, sys.stdout.write))[0]
