@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
-from transformers import AutoProcessor
 
 from data_modules.collate import Example
 from data_modules.mixture import Mixture
 from data_modules.sources import Record
 from tiger.backbones.base import Prompt
-from tiger.backbones.loading import resolve
+from tiger.backbones.folders import TEXT_FILES, resolve
+from tiger.backbones.loading import load_processor
 
 
 class PromptFormat:
@@ -28,19 +27,14 @@ class PromptFormat:
         max_length: Most tokens of prompt and response together.
 
     Raises:
-        FileNotFoundError: If there is no such folder.
+        FileNotFoundError: If there is no such folder, or it lacks files of the processor.
         ValueError: If the template has no place for the question.
     """
 
     def __init__(self, verifier: str, template: str = "{question}", max_length: int = 1024) -> None:
         if "{question}" not in template:
             raise ValueError(f"The prompt template {template!r} must contain {{question}}.")
-        path = resolve(verifier)
-        if path.startswith((".", "/", "tiny/")) and not Path(path).is_dir():
-            raise FileNotFoundError(
-                f"There is no folder {path!r}. Give a local folder, a hub id or a shipped model."
-            )
-        self.processor: Any = AutoProcessor.from_pretrained(path)
+        self.processor: Any = load_processor(resolve(verifier, TEXT_FILES))
         self.template, self.max_length = template, max_length
         self._frames: dict[tuple[tuple[int, int], ...], int] = {}  # tokens around the text, by image sizes
 

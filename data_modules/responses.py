@@ -11,19 +11,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from filelock import FileLock
-from huggingface_hub import snapshot_download
 from rich.progress import track
 
 from data_modules.examples import PromptFormat
 from data_modules.files import write_whole
 from data_modules.mixture import Mixture
 from tiger.backbones.base import Backbone
-from tiger.backbones.loading import resolve
+from tiger.backbones.folders import FILES, commit_of, resolve
+from tiger.backbones.loading import Quantization
 from tiger.decoding.acceptance import Sampling
 from tiger.decoding.autoregressive import AutoregressiveDecoder
 
 PARTIAL, FINISHED = "partial.jsonl", "responses.jsonl"
-HASHED_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt")
 
 
 @dataclass(frozen=True)
@@ -35,12 +34,14 @@ class ResponseSettings:
         temperature: 0 for greedy answers.
         seed: Seed of sampled answers.
         dtype: Type of the verifier's weights.
+        quantization: Bits of the verifier's weights, see `load_backbone`.
     """
 
     max_new_tokens: int = 96
     temperature: float = 0.0
     seed: int = 0
     dtype: str = "float32"
+    quantization: Quantization | None = None
 
 
 class Responses:
@@ -90,7 +91,8 @@ def load_or_generate(
     parts = {
         "verifier": fingerprint(verifier),
         "template": form.template,
-        "settings": asdict(settings),
+        # Without empty entries, so that answers of before an option was added are still found.
+        "settings": {name: value for name, value in asdict(settings).items() if value is not None},
         "mixture": mixture.manifest,
     }
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
@@ -174,16 +176,16 @@ def _read(path: Path) -> Responses:
 
 
 def fingerprint(name_or_path: str) -> str:
-    """Hash over the content of a model's weights, configuration, tokenizer and processor.
+    """Commit of a hub model; of a folder a hash over weights, configuration, tokenizer and processor.
 
     Args:
         name_or_path: Folder, shipped name or hub id (which is fetched if it is not in the local hub cache).
     """
-    path = Path(resolve(name_or_path))
-    if not path.is_dir():
-        path = Path(snapshot_download(name_or_path, allow_patterns=list(HASHED_FILES)))
+    path = resolve(name_or_path)
+    if (commit := commit_of(path)) is not None:
+        return commit
     digest = hashlib.sha256()
-    for file in sorted({file for pattern in HASHED_FILES for file in path.glob(pattern)}):
+    for file in sorted({file for pattern in FILES for file in path.glob(pattern)}):
         digest.update(f"{file.name} {file.stat().st_size}\n".encode())
         with file.open("rb") as stream:
             while chunk := stream.read(1 << 22):

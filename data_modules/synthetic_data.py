@@ -22,7 +22,7 @@ from data_modules.sources import ChartQA, DocVQA, Llava, ScienceQA, TallyQA, Tex
 from data_modules.synthetic.world import KINDS
 from data_modules.world_rows import KIND_OF_SOURCE, WorldRows
 from tiger.backbones.base import Backbone
-from tiger.backbones.loading import load_backbone
+from tiger.backbones.loading import Quantization, load_backbone
 
 SOURCES = (Llava, TextVQA, ScienceQA, DocVQA, TallyQA, ChartQA)
 MixtureName = Literal["kd", "align", "uniform"]
@@ -46,6 +46,7 @@ class SyntheticDataModule(LightningDataModule):
         responses: What training learns from: the verifier's own answers, or the reference answers.
         verifier: Hub id, folder or shipped name of the verifier.
         verifier_dtype: Type of its weights while it answers.
+        verifier_quantization: Bits of its weights while it answers; the task's own, like the two above.
         max_new_tokens: Longest answer of the verifier, tokens.
         response_temperature: Temperature of its answers, 0 for greedy ones.
         response_batch_size: Prompts it answers at once.
@@ -72,6 +73,7 @@ class SyntheticDataModule(LightningDataModule):
         responses: Literal["dataset", "verifier"] = "verifier",
         verifier: str = "tiny/verifier",
         verifier_dtype: str = "float32",
+        verifier_quantization: Quantization | None = None,
         max_new_tokens: int = 96,
         response_temperature: float = 0.0,
         response_batch_size: int = 32,
@@ -95,7 +97,9 @@ class SyntheticDataModule(LightningDataModule):
         self.kinds = kinds or list(KINDS)
         self.responses: Literal["dataset", "verifier"] = responses
         self.verifier, self.response_batch_size = verifier, response_batch_size
-        self.response_settings = ResponseSettings(max_new_tokens, response_temperature, seed, verifier_dtype)
+        self.response_settings = ResponseSettings(
+            max_new_tokens, response_temperature, seed, verifier_dtype, verifier_quantization
+        )
         self.cache_dir = Path(cache_dir)
         self.max_length, self.prompt_template = max_length, prompt_template
         self.question_filter = question_filter or QuestionFilter()
@@ -208,7 +212,8 @@ class SyntheticDataModule(LightningDataModule):
         return f"{self.mixtures['train'].manifest} {self.responses} {own}"
 
     def _load_verifier(self) -> Backbone:
-        backbone = load_backbone(self.verifier, self.response_settings.dtype)
+        settings = self.response_settings
+        backbone = load_backbone(self.verifier, settings.dtype, quantization=settings.quantization)
         device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
         return backbone.to(device)
 

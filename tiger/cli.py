@@ -21,6 +21,11 @@ VERBS = {
 }
 PROGRAM = "python -m tiger"
 EXTENDS = "extends"
+SAVE_MEMORY = (
+    "To need less memory in training, lower batch_size (and raise trainer.accumulate_grad_batches as much), "
+    "num_anchors, group_size or block_size, or set gradient_checkpointing true or lora; in decoding, lower "
+    "the batch sizes or max_new_tokens. In both, verifier_quantization stores the verifier in 4 or 8 bits."
+)
 
 
 def main(args: list[str] | None = None) -> Any:
@@ -34,6 +39,7 @@ def main(args: list[str] | None = None) -> Any:
 
     Raises:
         SystemExit: After help (code 0) and after unusable arguments (code 2).
+        torch.OutOfMemoryError: If a GPU has too little memory; saying which options need less.
     """
     words = sys.argv[1:] if args is None else list(args)
     if not words or words[0] in {"-h", "--help"}:
@@ -47,9 +53,14 @@ def main(args: list[str] | None = None) -> Any:
         print(f"{PROGRAM}: error: unknown verb {verb!r}; choose one of: {', '.join(VERBS)}.", file=sys.stderr)
         raise SystemExit(2)
     options = expand_configs(words[1:])
-    if verb in {"generate", "benchmark"}:
-        return _call(_function(verb), verb, options)
-    return _lightning(verb, options)
+    import torch
+
+    try:
+        if verb in {"generate", "benchmark"}:
+            return _call(_function(verb), verb, options)
+        return _lightning(verb, options)
+    except torch.OutOfMemoryError as error:
+        raise torch.OutOfMemoryError(f"{error}\n{SAVE_MEMORY}") from error
 
 
 def usage() -> str:

@@ -5,9 +5,8 @@ import pytest
 import torch
 from helpers import fresh_backbone, hf_inputs, picture, prompts, save_backbone, tiny_backbone
 
-from tiger.backbones import loading
 from tiger.backbones.images import load_image
-from tiger.backbones.loading import check_pair, load_backbone, resolve
+from tiger.backbones.loading import check_pair, load_backbone
 from tiger.backbones.qwen3_vl import Qwen3VLBackbone
 from tiger.decoding.speculative import SpeculativeDecoder
 from tiger.drafting.routed import RoutedDrafter
@@ -35,13 +34,6 @@ def test_dtype_is_what_was_asked_for(folder):
     assert load_backbone(str(folder), dtype="bfloat16").dtype == torch.bfloat16
     with pytest.raises(ValueError, match="Unknown dtype 'half'"):
         load_backbone(str(folder), dtype="half")
-
-
-def test_shipped_names_resolve(monkeypatch, tmp_path):
-    (tmp_path / "tiny" / "verifier").mkdir(parents=True)
-    monkeypatch.setattr(loading, "SHIPPED", tmp_path)
-    assert resolve("tiny/verifier") == str(tmp_path / "tiny" / "verifier")
-    assert resolve("org/model") == "org/model"
 
 
 def test_missing_folder_and_missing_config(tmp_path):

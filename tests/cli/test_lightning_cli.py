@@ -1,4 +1,5 @@
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ from helpers import save_pair
 from PIL import Image
 
 from tiger.cli import expand_configs, main
+from tiger.drafting.lora import Lora
+from tiger.training import KDWarmStart
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 TASKS = sorted(path for path in (CONFIGS / "experiment").glob("*.yaml") if "benchmark" not in path.stem)
@@ -69,6 +72,7 @@ def test_paper_settings(stage, capsys):
         assert (rate, trainer["accumulate_grad_batches"]) == (1e-5, 8)
         assert (task["group_size"], task["block_size"], task["beta"]) == (4, 32, 0.02)
         assert (task["reward"], task["credit"]) == ("accepted_prefix", "block")
+    assert task["lora"] == {**asdict(Lora()), "rank": 16, "alpha": 32.0}
     assert task["num_routed"] == 8
     assert trainer["max_epochs"] == 1
     assert trainer["precision"] == "bf16-mixed"
@@ -144,9 +148,32 @@ def test_verifier_of_the_data_is_that_of_the_task(capsys):
     stage = configs(CONFIGS / "data/synthetic_kd.yaml", CONFIGS / "stage/kd.yaml")
     resolved = printed(capsys, *stage, "--model.init_args.verifier=somewhere",
                        "--data.init_args.verifier=elsewhere",
-                       "--model.init_args.verifier_dtype=float16")  # fmt: skip
+                       "--model.init_args.verifier_dtype=float16",
+                       "--model.init_args.verifier_quantization=8bit")  # fmt: skip
     assert resolved["data"]["init_args"].get("verifier", "somewhere") == "somewhere"
     assert resolved["data"]["init_args"].get("verifier_dtype", "float16") == "float16"
+    assert resolved["data"]["init_args"].get("verifier_quantization", "8bit") == "8bit"
+
+
+@pytest.mark.parametrize("stage", ["kd", "align"])
+def test_tiny_stages_train_all_weights(stage, capsys):
+    parts = configs(CONFIGS / f"data/synthetic_{stage}.yaml", CONFIGS / f"stage/{stage}_tiny.yaml")
+    assert printed(capsys, *parts)["model"]["init_args"]["lora"] is None
+
+
+def test_out_of_memory_says_what_to_lower(pair, tmp_path, monkeypatch):
+    def full(self, batch, batch_idx):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(KDWarmStart, "training_step", full)
+    with pytest.raises(torch.OutOfMemoryError) as error:
+        run("fit", *configs(CONFIGS / "experiment/tiny_kd.yaml"), *pair, "--trainer.fast_dev_run=true",
+            "--trainer.enable_progress_bar=false")  # fmt: skip
+    message = str(error.value)
+    assert message.startswith("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    knobs = ("batch_size", "num_anchors", "group_size", "gradient_checkpointing", "lora", "quantization")
+    assert all(knob in message for knob in knobs)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from tiger.evaluation.runner import benchmark
 from tiger.training import AcceptanceAlignment, KDWarmStart
 
 TASK = """
-block_size decay_steps drafter guidance_layers guidance_power guidance_weight init_from layout max_new_tokens
-num_anchors num_routed optimizer query remember seed selector train_vision validation_temperature verifier
-verifier_dtype warmup_steps
+block_size decay_steps drafter gradient_checkpointing guidance_layers guidance_power guidance_weight init_from
+layout lora max_new_tokens num_anchors num_routed optimizer query remember seed selector train_vision
+validation_temperature verifier verifier_dtype verifier_quantization warmup_steps
 """
 OPTIONS = {
     KDWarmStart: TASK + "ce_weight loss temperature",
@@ -18,15 +18,16 @@ OPTIONS = {
     SyntheticDataModule: """
 batch_size cache_dir evaluation_mixture kinds max_length max_new_tokens mixture num_test num_train
 num_validation num_workers prompt_template question_filter response_batch_size response_temperature responses
-seed verifier verifier_dtype
+seed verifier verifier_dtype verifier_quantization
 """,
     generate: """
 block_size compare drafter dtype images max_frames max_new_tokens num_routed num_threads prompt seed system
-temperature top_k top_p trace verifier video_fps videos
+temperature top_k top_p trace verifier verifier_quantization video_fps videos
 """,
     benchmark: """
 acceptance_batch_size batch_sizes block_size block_sizes dataset decoders dtype max_new_tokens num_prompts
 num_threads num_traces output seed speed_dataset speed_prompts speed_repeats temperatures verifier
+verifier_quantization
 """,
 }
 

@@ -1,15 +1,17 @@
 import json
 import os
+import shutil
 import subprocess
 import sys
 
 import pytest
 import torch
 from helpers import prompts, save_backbone, tiny_backbone, tiny_drafter
+from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
 from tiger.decoding.speculative import SpeculativeDecoder
-from tiger.drafting.saving import ROUTER_FILE, SETTINGS_FILE, load_drafter, save_drafter
+from tiger.drafting.saving import MARK, ROUTER_FILE, SETTINGS_FILE, load_drafter, save_drafter
 
 
 @pytest.fixture
@@ -68,11 +70,27 @@ def test_a_plain_model_sees_everything_inline(tmp_path):
     assert (drafter.selector, drafter.layout) == ("full", "inline")
 
 
-@pytest.mark.parametrize("missing", [ROUTER_FILE, SETTINGS_FILE])
-def test_half_a_drafter_is_refused(folder, missing):
-    (folder / missing).unlink()
-    with pytest.raises(FileNotFoundError, match=f"lacks {missing}"):
+@pytest.mark.parametrize(
+    "missing", [(ROUTER_FILE,), (SETTINGS_FILE,), (SETTINGS_FILE, ROUTER_FILE)], ids=" and ".join
+)
+def test_a_drafter_without_its_files_is_refused(folder, missing):
+    for name in missing:
+        (folder / name).unlink()
+    with pytest.raises(FileNotFoundError, match=f"model of a drafter but lacks {' and '.join(missing)}"):
         load_drafter(str(folder))
+
+
+def test_offline_a_hub_drafter_of_which_only_the_model_is_cached_is_refused(folder, tmp_path, monkeypatch):
+    snapshot = tmp_path / "hub" / "models--someone--drafter" / "snapshots" / ("0" * 40)
+    shutil.copytree(folder, snapshot, ignore=shutil.ignore_patterns("hub", SETTINGS_FILE, ROUTER_FILE))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    name = "someone/drafter@" + "0" * 40
+    with pytest.raises(FileNotFoundError, match=f"lacks {SETTINGS_FILE} and {ROUTER_FILE}"):
+        load_drafter(name)
+    config = json.loads((snapshot / "config.json").read_text())
+    assert config.pop(MARK)
+    (snapshot / "config.json").write_text(json.dumps(config))
+    assert load_drafter(name).selector == "full"
 
 
 def test_a_router_of_another_model_is_refused(folder):

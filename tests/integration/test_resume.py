@@ -12,6 +12,8 @@ import yaml
 from helpers import save_pair
 
 from tiger.cli import main
+from tiger.drafting.lora import merged_weights
+from tiger.drafting.saving import load_drafter
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS, KILLED_AT, SAVED_AT = 8, 5, 4
@@ -66,6 +68,30 @@ def test_killed_run_resumes_bit_equal(experiment, pair, tmp_path):
     assert not different
     trained = [name for name, value in expected.items() if not torch.equal(value, last["state_dict"][name])]
     assert trained, "the steps after the checkpoint changed nothing, so the comparison proves nothing"
+
+
+@pytest.mark.parametrize("experiment", ["tiny_kd.yaml", "tiny_align.yaml"])
+def test_adapters_resume_bit_equal(experiment, pair, tmp_path):
+    keep = {"every_n_train_steps": 1, "save_top_k": -1, "filename": "{step}", "dirpath": str(tmp_path)}
+    common = ["--model.init_args.lora.rank=4", "--model.init_args.gradient_checkpointing=true"]
+    common += [*pair, "--trainer.max_steps=4", "--trainer.val_check_interval=3"]
+    callback = {"class_path": "ModelCheckpoint", "init_args": keep}
+    whole = main([*config(tmp_path, "whole", experiment, callback), *common])
+    resumed = main(
+        [*config(tmp_path, "resumed", experiment), *common, f"--ckpt_path={tmp_path / 'step=2.ckpt'}"]
+    )
+    saved = torch.load(tmp_path / "step=2.ckpt", weights_only=True)
+    assert saved["lora"]["rank"] == 4
+    assert all("lora_" in name or "router" in name for name in saved["state_dict"])
+    expected, found = whole.model.state_dict(), resumed.model.state_dict()
+    assert expected.keys() == found.keys() == saved["state_dict"].keys()
+    assert not [name for name in expected if not torch.equal(expected[name], found[name])]
+    changed = [name for name, value in expected.items() if not torch.equal(value, saved["state_dict"][name])]
+    assert any("lora_B" in name for name in changed)
+    merged = merged_weights(whole.model.drafter.backbone.model)
+    exported = load_drafter(str(tmp_path / "whole/drafter")).backbone.model.state_dict()
+    assert exported.keys() == merged.keys()
+    assert all(torch.equal(value, merged[name]) for name, value in exported.items())
 
 
 def test_resume_without_a_checkpoint_starts_from_the_beginning(pair, tmp_path):

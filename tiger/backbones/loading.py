@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import (
     AutoProcessor,
+    BitsAndBytesConfig,
     LlavaNextForConditionalGeneration,
-    PreTrainedConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen3VLForConditionalGeneration,
 )
 
 from tiger.backbones.base import Backbone
+from tiger.backbones.folders import CONFIG, check_processor, check_weights, resolve
 from tiger.backbones.llava_next import LlavaNextBackbone, check_format
 from tiger.backbones.qwen2_5_vl import Qwen25VLBackbone
 from tiger.backbones.qwen3_vl import Qwen3VLBackbone
 
-SHIPPED = Path(__file__).parent.parent / "pairs"
 FAMILIES: dict[str, tuple[type[Any], type[Backbone]]] = {
     "qwen2_5_vl": (Qwen2_5_VLForConditionalGeneration, Qwen25VLBackbone),
     "qwen3_vl": (Qwen3VLForConditionalGeneration, Qwen3VLBackbone),
@@ -30,61 +31,109 @@ FAMILIES: dict[str, tuple[type[Any], type[Backbone]]] = {
 TOWER = ("patch_size", "temporal_patch_size", "spatial_merge_size", "in_channels", "image_size")
 WHOLE = ("image_token_id", "image_grid_pinpoints", "vision_feature_select_strategy")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
+Quantization = Literal["4bit", "8bit"]
+# Modules that keep their precision: few weights, through which every answer and every picture passes.
+UNQUANTIZED = [".*visual", ".*vision_tower", ".*multi_modal_projector", "lm_head"]
 
 
-def resolve(name_or_path: str) -> str:
-    """Turns "tiny/verifier" and the like into the folder shipped with TIGER; leaves other names alone."""
-    shipped = SHIPPED / name_or_path
-    return str(shipped) if not Path(name_or_path).exists() and shipped.is_dir() else name_or_path
-
-
-def family_of(path: str) -> str:
-    """Model type of a hub id or local folder.
+def family_of(name_or_path: str) -> str:
+    """Model type of a hub id, local folder or shipped model; fetches nothing but its config.
 
     Raises:
-        FileNotFoundError: If a local folder is missing or lacks the model's files.
+        FileNotFoundError: If a folder is missing or lacks the model's files.
         ValueError: If the family is not supported.
     """
-    folder = Path(path)
-    if folder.is_dir():
-        if not (folder / "config.json").exists():
-            raise FileNotFoundError(
-                f"{folder} holds no config.json; expected a folder written by save_pretrained."
-            )
-        config = json.loads((folder / "config.json").read_text())
-    elif path.count("/") > 1 or path.startswith((".", "/", "tiny")):
+    folder = resolve(name_or_path, [CONFIG])
+    if not (folder / CONFIG).exists():
         raise FileNotFoundError(
-            f"There is no folder {path!r}. Give a local folder, a hub id or a shipped model."
+            f"{folder} holds no config.json; expected a folder written by save_pretrained."
         )
-    else:
-        config = PreTrainedConfig.get_config_dict(path)[0]
-    check_format(path, config)
+    config = json.loads((folder / CONFIG).read_text())
+    check_format(name_or_path, config)
     family = config.get("model_type")
     if family not in FAMILIES:
-        raise ValueError(f"{path} is a {family!r} model; supported families: {', '.join(FAMILIES)}.")
+        raise ValueError(f"{name_or_path} is a {family!r} model; supported families: {', '.join(FAMILIES)}.")
     return str(family)
 
 
-def load_backbone(name_or_path: str, dtype: str = "float32", attention: str = "sdpa") -> Backbone:
-    """Loads a model and its processor, in evaluation mode.
+def load_backbone(
+    name_or_path: str,
+    dtype: str = "float32",
+    attention: str = "sdpa",
+    quantization: Quantization | None = None,
+) -> Backbone:
+    """Loads a model and its processor, in evaluation mode; reads safetensors only and runs no remote code.
 
     Args:
-        name_or_path: Hub id, local folder, or the name of a shipped model such as "tiny/verifier".
+        name_or_path: Hub id, also as "owner/model@revision", local folder, or the name of a shipped model
+            such as "tiny/verifier".
         dtype: Name of a torch dtype.
         attention: Attention implementation of transformers.
+        quantization: Stores the language model's weights in 4 or 8 bits, by bitsandbytes; it then stands on
+            the current GPU, if there is one.
 
     Raises:
-        FileNotFoundError: If a local folder is missing or lacks the model's files.
-        ValueError: If the family or the dtype is not supported.
+        FileNotFoundError: If a folder is missing or lacks the model's files.
+        ValueError: If the family, the dtype or the quantization is not supported.
     """
     if dtype not in DTYPES:
         raise ValueError(f"Unknown dtype {dtype!r}; choose one of {', '.join(DTYPES)}.")
-    path = resolve(name_or_path)
-    model_class, backbone_class = FAMILIES[family_of(path)]
+    config = quantization_config(quantization, dtype) if quantization else None
+    model_class, backbone_class = FAMILIES[family_of(name_or_path)]
+    folder = resolve(name_or_path)
+    check_weights(folder)
     model = model_class.from_pretrained(
-        path, dtype=getattr(torch, dtype), attn_implementation=attention, use_safetensors=True
+        folder,
+        dtype=getattr(torch, dtype),
+        attn_implementation=attention,
+        use_safetensors=True,
+        quantization_config=config,
     )
-    return backbone_class(model, AutoProcessor.from_pretrained(path)).eval()
+    return backbone_class(model, load_processor(folder)).eval()
+
+
+def load_processor(folder: Path) -> Any:
+    """Loads tokenizer and image processor of a model folder.
+
+    Raises:
+        FileNotFoundError: If a file or the chat template is missing.
+    """
+    check_processor(folder)
+    processor = AutoProcessor.from_pretrained(folder, trust_remote_code=False)
+    processor.chat_template = processor.chat_template or processor.tokenizer.chat_template
+    if not processor.chat_template:
+        raise FileNotFoundError(
+            f"{folder} has no chat template. Copy chat_template.jinja from where the model comes from."
+        )
+    return processor
+
+
+def quantization_config(quantization: str, dtype: str) -> BitsAndBytesConfig:
+    """How bitsandbytes stores a language model.
+
+    Args:
+        quantization: 4bit (NF4 with quantized scales) or 8bit.
+        dtype: Name of the torch dtype that is computed in.
+
+    Raises:
+        ValueError: If bitsandbytes is not installed, or the name is unknown.
+    """
+    if quantization not in ("4bit", "8bit"):
+        raise ValueError(f"Unknown quantization {quantization!r}; choose 4bit, 8bit or null.")
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise ValueError(
+            f"quantization {quantization} needs bitsandbytes, which is not installed. Run "
+            "`pip install 'tiger-vlm[quantization]'`, or set the option to null."
+        )
+    if quantization == "8bit":
+        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=UNQUANTIZED)
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=getattr(torch, dtype),
+        llm_int8_skip_modules=UNQUANTIZED,
+    )
 
 
 def image_difference(verifier: Any, drafter: Any) -> str:

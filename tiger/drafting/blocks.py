@@ -189,12 +189,12 @@ class SuffixBlocks:
         flat = routes.rows.flatten(1)
         routed = texts.bank.gather(1, flat[..., None].expand(-1, -1, texts.bank.shape[-1]))
         embeddings = torch.cat(
-            [routed.view(batch, num_anchors, count, -1), backbone.embed(self.roots)[:, :, None]], dim=2
+            [routed.unflatten(1, (num_anchors, count)), backbone.embed(self.roots)[:, :, None]], dim=2
         )
         positions = texts.bank_positions.gather(2, flat.expand(texts.bank_positions.shape[0], -1, -1))
         root_positions = (texts.next_positions[:, None] + routes.anchors).expand(len(positions), -1, -1)
         positions = torch.cat(
-            [positions.view(-1, batch, num_anchors, count), root_positions[..., None]], dim=3
+            [positions.unflatten(2, (num_anchors, count)), root_positions[..., None]], dim=3
         )
         visual = torch.cat([routes.valid, torch.zeros_like(routes.valid[..., :1])], dim=2).flatten(1)
         deepstack = [

@@ -7,18 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file, save_file
-from transformers.utils import cached_file
 
-from tiger.backbones.loading import load_backbone, resolve
+from tiger.backbones.folders import CONFIG, resolve
+from tiger.backbones.loading import load_backbone
+from tiger.drafting.lora import merged_weights
 from tiger.drafting.routed import RoutedDrafter
 
 SETTINGS_FILE = "drafter.json"
 ROUTER_FILE = "router.safetensors"
+# In a drafter's config.json, so that a folder which lost both files does not pass for a plain model.
+MARK = "tiger_drafter"
 PLAIN = {"selector": "full", "layout": "inline", "query": "visual", "num_routed": 8}
 
 
 def save_drafter(drafter: RoutedDrafter, folder: Path, **notes: Any) -> None:
-    """Writes a folder that `load_drafter` reads.
+    """Writes a folder that `load_drafter` reads; adapters are merged into the weights that are written.
 
     Args:
         drafter: The drafter.
@@ -26,8 +29,11 @@ def save_drafter(drafter: RoutedDrafter, folder: Path, **notes: Any) -> None:
         notes: Further entries of `drafter.json`, such as the training stage.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    drafter.backbone.model.save_pretrained(folder)
+    model = drafter.backbone.model
+    model.save_pretrained(folder, state_dict=merged_weights(model))
     drafter.backbone.processor.save_pretrained(folder)
+    config = json.loads((folder / CONFIG).read_text()) | {MARK: True}
+    (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     save_file(
         {name: value.contiguous() for name, value in drafter.router.state_dict().items()},
         folder / ROUTER_FILE,
@@ -51,31 +57,27 @@ def load_drafter(
         overrides: Settings of `RoutedDrafter` to use in place of the saved ones; None keeps the saved one.
 
     Raises:
-        FileNotFoundError: If only one of the settings and the router is there.
+        FileNotFoundError: If settings or router of a drafter are missing.
         ValueError: If a setting is unknown, or the saved router does not fit the model.
     """
     backbone = load_backbone(name_or_path, dtype, attention)
-    settings_file, router_file = (_find(name_or_path, name) for name in (SETTINGS_FILE, ROUTER_FILE))
-    if (settings_file is None) != (router_file is None):
-        missing, found = (ROUTER_FILE, settings_file) if settings_file else (SETTINGS_FILE, router_file)
+    folder = resolve(name_or_path)
+    own = [name for name in (SETTINGS_FILE, ROUTER_FILE) if (folder / name).exists()]
+    if len(own) == 1 or (not own and getattr(backbone.model.config, MARK, False)):
+        missing = " and ".join(name for name in (SETTINGS_FILE, ROUTER_FILE) if name not in own)
         raise FileNotFoundError(
-            f"{name_or_path} lacks {missing}, which belongs to {found}. Copy or fetch both."
+            f"{folder} holds the model of a drafter but lacks {missing}. Copy or fetch the whole folder; to "
+            f"use the model as a plain one, take the entry {MARK} out of its {CONFIG}."
         )
-    saved = json.loads(settings_file.read_text()) if settings_file else {}
+    saved = json.loads((folder / SETTINGS_FILE).read_text()) if own else {}
     if unknown := overrides.keys() - PLAIN.keys():
         raise ValueError(f"Unknown drafter settings {sorted(unknown)}; choose from {', '.join(PLAIN)}.")
     chosen = {key: value for key, value in overrides.items() if value is not None}
     settings = {key: (PLAIN | saved | chosen)[key] for key in PLAIN}
     drafter = RoutedDrafter(backbone, **settings)
-    if router_file:
-        _load_router(drafter, router_file)
+    if own:
+        _load_router(drafter, folder / ROUTER_FILE)
     return drafter.to(backbone.dtype).eval()
-
-
-def _find(name_or_path: str, file: str) -> Path | None:
-    """A file of a local folder or of a hub repository, downloaded if need be; None if there is none."""
-    found = cached_file(resolve(name_or_path), file, _raise_exceptions_for_missing_entries=False)
-    return Path(found) if found else None
 
 
 def _load_router(drafter: RoutedDrafter, file: Path) -> None:

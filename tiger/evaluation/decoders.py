@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from tiger.backbones.base import Backbone, Prompt
-from tiger.backbones.loading import load_backbone, resolve
+from tiger.backbones.folders import resolve
+from tiger.backbones.loading import Quantization, load_backbone
 from tiger.decoding.acceptance import Sampling
 from tiger.decoding.autoregressive import AutoregressiveDecoder
 from tiger.decoding.records import Generation
@@ -38,6 +39,7 @@ class Decoders:
         max_new_tokens: Longest answer, tokens.
         seed: Seed of sampling.
         dtype: Name of a torch dtype.
+        verifier_quantization: Bits of the verifier's weights, see `load_backbone`.
     """
 
     verifier: str
@@ -51,6 +53,7 @@ class Decoders:
     max_new_tokens: int = 96
     seed: int = 0
     dtype: str = "float32"
+    verifier_quantization: Quantization | None = None
     _backbone: Backbone | None = None
     _loaded: dict[str, RoutedDrafter] = field(default_factory=dict)
 
@@ -66,13 +69,15 @@ class Decoders:
         Raises:
             ValueError: If drafter and verifier have different tokenizers.
         """
-        self._backbone = self._backbone or load_backbone(self.verifier, self.dtype)
+        self._backbone = self._backbone or load_backbone(
+            self.verifier, self.dtype, quantization=self.verifier_quantization
+        )
         path, sampling = self.drafters[name], Sampling(temperature)
         block_size = self.block_size_of(name, temperature)
         if path is None or block_size is None:
             return AutoregressiveDecoder(self._backbone, self.max_new_tokens, sampling, self.seed)
         if path not in self._loaded:
-            self._loaded[path] = load_drafter(path, self.dtype)
+            self._loaded[path] = load_drafter(path, self.dtype).to(self._backbone.device)
         return SpeculativeDecoder(
             self._backbone, self._loaded[path], block_size, self.max_new_tokens, sampling, self.seed
         )
@@ -87,6 +92,7 @@ class Decoders:
             "max_new_tokens": self.max_new_tokens,
             "seed": self.seed,
             "dtype": self.dtype,
+            **({"quantization": self.verifier_quantization} if self.verifier_quantization else {}),
             "prompts": [prompt.id for prompt in self.prompts],
         }
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tiger.backbones.base import Prompt
 from tiger.backbones.images import load_image
-from tiger.backbones.loading import load_backbone
+from tiger.backbones.loading import Quantization, load_backbone
 from tiger.backbones.videos import load_video
 from tiger.decoding.acceptance import Sampling
 from tiger.decoding.autoregressive import AutoregressiveDecoder
@@ -41,6 +41,7 @@ def generate(
     trace: Path | None = None,
     dtype: str = "float32",
     num_threads: int | None = None,
+    verifier_quantization: Quantization | None = None,
 ) -> Generation:
     """Answers a question about images and videos; the text appears as rounds complete, then what it took.
 
@@ -64,6 +65,7 @@ def generate(
         trace: HTML file to write, on which every round can be looked at.
         dtype: Name of a torch dtype.
         num_threads: Threads of torch; null for its own choice.
+        verifier_quantization: Store the verifier's weights in 4 or 8 bits; needs the extra `quantization`.
 
     Returns:
         The answer with its round records.
@@ -85,12 +87,12 @@ def generate(
         tuple(load_video(path, video_fps, max_frames) for path in films),
     )
     sampling = Sampling(temperature, top_k, top_p)
-    backbone = load_backbone(verifier, dtype)
+    backbone = load_backbone(verifier, dtype, quantization=verifier_quantization)
     baseline = AutoregressiveDecoder(backbone, max_new_tokens, sampling, seed)
     decoder: AutoregressiveDecoder | SpeculativeDecoder = baseline
     reader = backbone
     if drafter is not None:
-        loaded = load_drafter(drafter, dtype, num_routed=num_routed)
+        loaded = load_drafter(drafter, dtype, num_routed=num_routed).to(backbone.device)
         reader = loaded.backbone
         decoder = SpeculativeDecoder(backbone, loaded, block_size, max_new_tokens, sampling, seed)
     answer = decoder.generate([request], stream(backbone.tokenizer, sys.stdout.write))[0]

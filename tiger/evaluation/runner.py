@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
+from tiger.backbones.loading import Quantization
 from tiger.decoding.records import Generation
 from tiger.decoding.speculative import SpeculativeDecoder
 from tiger.drafting.routed import RoutedDrafter
@@ -51,6 +52,7 @@ def benchmark(
     output: Path = Path("runs/benchmark"),
     num_threads: int | None = 1,
     dtype: str = "float32",
+    verifier_quantization: Quantization | None = None,
 ) -> list[dict[str, Any]]:
     """Compares decoders: what is accepted, how fast it is, and whether the text is the verifier's own.
 
@@ -82,6 +84,7 @@ def benchmark(
         output: Folder of the results.
         num_threads: Threads of torch; null for its own choice.
         dtype: Name of a torch dtype.
+        verifier_quantization: Store the verifier's weights in 4 or 8 bits; needs the extra `quantization`.
 
     Returns:
         The entries of `metrics.json`.
@@ -111,6 +114,7 @@ def benchmark(
         max_new_tokens,
         seed,
         dtype,
+        verifier_quantization,
     )
     cells: list[dict[str, Any]] = []
     differences: list[dict[str, Any]] = []

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tiger.backbones.folders import commit_of
 from tiger.decoding.records import Generation, Round
 
 
@@ -17,9 +18,11 @@ def settings_key(settings: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def fingerprint(folder: str | Path) -> list[list[Any]]:
-    """Name, size and time of a model folder's files: a retrained model is another model."""
-    files = sorted(path for path in Path(folder).glob("*") if path.suffix in {".safetensors", ".json"})
+def fingerprint(folder: Path) -> list[list[Any]]:
+    """What tells one model from another: a hub repository's commit, else names, sizes and times of files."""
+    if (commit := commit_of(folder)) is not None:
+        return [["commit", commit]]
+    files = sorted(path for path in folder.glob("*") if path.suffix in {".safetensors", ".json"})
     return [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]
 
 

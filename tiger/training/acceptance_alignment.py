@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor
 
 from data_modules.collate import Batch
 from tiger.drafting.blocks import Routes, Texts, read_blocks, read_texts, route, sample_blocks
+from tiger.drafting.lora import without_adapters
 from tiger.drafting.routed import RoutedDrafter
 from tiger.training.base import DraftTask
 from tiger.training.losses import guidance, kl, overlap
@@ -35,8 +38,9 @@ class AcceptanceAlignment(DraftTask):
         kwargs: Options of `DraftTask`.
 
     Raises:
-        ValueError: If a group has fewer than two blocks, or training runs in pure half precision, where
-            updates of this size vanish.
+        ValueError: If a group has fewer than two blocks, if adapters have dropout, which would score other
+            drafts than were sampled, or if training runs in pure half precision, where updates of this size
+            vanish.
     """
 
     def __init__(
@@ -58,14 +62,31 @@ class AcceptanceAlignment(DraftTask):
             )
         if temperature <= 0:
             raise ValueError(f"temperature is {temperature}; drafts are sampled, so it must be above 0.")
+        if self.lora is not None and self.lora.dropout:
+            raise ValueError(
+                f"lora.dropout is {self.lora.dropout}; drafts are sampled and scored alike, so set it 0."
+            )
         self.save_hyperparameters()
         self._reference: RoutedDrafter | None = None
 
     def configure_model(self) -> None:
-        """Loads the pair and keeps a frozen copy of the warm-started drafter as q_ref."""
+        """Loads the pair and keeps a frozen copy of the warm-started drafter as q_ref.
+
+        With adapters no copy is kept: an earlier stage's adapters are folded into the weights and new ones
+        start at zero, so the drafter without them is q_ref.
+        """
         super().configure_model()
-        if self._reference is None and self.options.beta:
+        if self._reference is None and self.options.beta and self.lora is None:
             self._reference = copy.deepcopy(self.drafter).requires_grad_(False).eval()
+
+    @contextmanager
+    def reference(self) -> Iterator[RoutedDrafter]:
+        """The warm-started drafter, for passes without gradients."""
+        if self._reference is not None:
+            yield self._reference
+        else:
+            with without_adapters(self.drafter):
+                yield self.drafter
 
     def on_fit_start(self) -> None:
         """Refuses pure half precision."""
@@ -145,11 +166,9 @@ class AcceptanceAlignment(DraftTask):
         inside: Tensor,
     ) -> Tensor:
         """KL(q || q_ref) summed over each block, for the same routed tokens."""
-        assert self._reference is not None
-        with torch.no_grad():
-            reference = read_texts(self._reference, texts.inputs, texts.banks, answers)
-            hidden = read_blocks(self._reference, reference, routes, blocks)
-            logits = self._reference.backbone.logits(hidden)
+        with torch.no_grad(), self.reference() as drafter:
+            reference = read_texts(drafter, texts.inputs, texts.banks, answers)
+            logits = drafter.backbone.logits(read_blocks(drafter, reference, routes, blocks))
         divergence = (kl(student, logits) * inside).sum(-1).mean()
         self.log("reward/kl", divergence, batch_size=len(answers))
         return divergence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,15 +15,24 @@ from torch import Tensor
 
 from data_modules.collate import Batch, Example
 from tiger.backbones.base import Backbone, ModelInputs, VisualBank
-from tiger.backbones.loading import check_pair, load_backbone
+from tiger.backbones.checkpointing import checkpoint_layers
+from tiger.backbones.loading import Quantization, check_pair, load_backbone
 from tiger.decoding.acceptance import Sampling
 from tiger.decoding.records import Generation
 from tiger.decoding.speculative import SpeculativeDecoder
 from tiger.drafting.blocks import Texts, read_texts
+from tiger.drafting.lora import Lora, add_adapters
 from tiger.drafting.routed import Layout, Query, RoutedDrafter
 from tiger.drafting.saving import load_drafter
 from tiger.routing.selectors import SelectorName
-from tiger.training.checkpoints import VERIFIER_KEY, check_verifier, check_weights, fingerprint, load_stage
+from tiger.training.checkpoints import (
+    LORA_KEY,
+    VERIFIER_KEY,
+    check_verifier,
+    check_weights,
+    fingerprint,
+    load_stage,
+)
 from tiger.training.teacher import Lesson, Teacher, resample
 
 T = TypeVar("T")
@@ -46,8 +55,12 @@ class DraftTask(LightningModule, ABC):
         guidance_layers: Last verifier layers whose attention guides the router.
         guidance_power: Exponent of each head's attention before it is averaged. Most heads look everywhere;
             the square lets those that look at one place stand out.
+        lora: Adapters to train in place of the drafter's language model, as `{rank: 16}`; null trains the
+            model itself. The router is trained fully in both cases.
         train_vision: Whether the drafter's vision tower learns too.
+        gradient_checkpointing: Recompute the drafter's layers in the backward pass: less memory, more time.
         verifier_dtype: Weight type of the frozen verifier.
+        verifier_quantization: Store its weights in 4 or 8 bits; needs the extra `quantization`.
         optimizer: Builds the optimizer from the trainable parameters.
         warmup_steps: Optimizer steps of linear warm-up.
         decay_steps: Optimizer steps after which a linear decay has reached zero; 0 keeps the rate constant.
@@ -75,8 +88,11 @@ class DraftTask(LightningModule, ABC):
         guidance_weight: float = 1.0,
         guidance_layers: int = 4,
         guidance_power: float = 2.0,
+        lora: Lora | None = None,
         train_vision: bool = False,
+        gradient_checkpointing: bool = False,
         verifier_dtype: str = "float32",
+        verifier_quantization: Quantization | None = None,
         optimizer: OptimizerCallable = torch.optim.AdamW,
         warmup_steps: int = 0,
         decay_steps: int = 0,
@@ -94,7 +110,7 @@ class DraftTask(LightningModule, ABC):
             )
         self.save_hyperparameters()
         self.strict_loading = False
-        self.optimizer = optimizer
+        self.optimizer, self.lora = optimizer, lora
         self.learnt: dict[str, Lesson] = {}
         self.views: dict[str, tuple[ModelInputs, VisualBank]] = {}
         self._drafter: RoutedDrafter | None = None
@@ -104,7 +120,9 @@ class DraftTask(LightningModule, ABC):
         if self._drafter is not None:
             return
         options = self.options
-        verifier = load_backbone(options.verifier, options.verifier_dtype)
+        verifier = load_backbone(
+            options.verifier, options.verifier_dtype, quantization=options.verifier_quantization
+        )
         drafter = load_drafter(
             options.drafter,
             selector=options.selector,
@@ -119,6 +137,10 @@ class DraftTask(LightningModule, ABC):
         if options.init_from:
             load_stage(drafter, Path(options.init_from), self._verifier_mark)
         drafter.requires_grad_(True)
+        if self.lora is not None:
+            add_adapters(drafter, self.lora)
+        if options.gradient_checkpointing:
+            checkpoint_layers(drafter.backbone)
         for parameter in drafter.backbone.vision_parameters():
             parameter.requires_grad_(options.train_vision)
         self._drafter = drafter.train()
@@ -147,13 +169,16 @@ class DraftTask(LightningModule, ABC):
         return self
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        """Everything but the verifier's weights."""
+        """The weights that are trained; all others come from the models that the options name."""
         state = super().state_dict(*args, **kwargs)
-        return {name: value for name, value in state.items() if not name.startswith("verifier.")}
+        parameters = self.named_parameters(remove_duplicate=False)
+        trained = {name for name, parameter in parameters if parameter.requires_grad}
+        return {name: value for name, value in state.items() if name in trained}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Notes which verifier the drafter learns from."""
+        """Notes which verifier the drafter learns from, and its adapters."""
         checkpoint[VERIFIER_KEY] = self._verifier_mark
+        checkpoint[LORA_KEY] = self.lora and asdict(self.lora)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuses a checkpoint of another verifier.
@@ -166,13 +191,12 @@ class DraftTask(LightningModule, ABC):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Loads a checkpoint that must hold every weight but the verifier's.
+        """Loads a checkpoint that must hold every weight that is trained.
 
         Raises:
             ValueError: If weights are missing, unknown or of another shape.
         """
-        own = self.state_dict()
-        check_weights(own, state_dict)
+        check_weights(super().state_dict(), state_dict, self.state_dict().keys())
         return super().load_state_dict(state_dict, strict=False, assign=assign)
 
     def configure_optimizers(self) -> Any:

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tiger.drafting.lora import Lora, add_adapters, fold_adapters
 from tiger.drafting.routed import RoutedDrafter
 
-VERIFIER_KEY = "verifier_fingerprint"
+VERIFIER_KEY, LORA_KEY = "verifier_fingerprint", "lora"
 
 
 def fingerprint(model: nn.Module, count: int = 1024) -> str:
-    """Names a model by the signs of the first weights of each parameter, which no change of dtype alters."""
+    """Names a model by the signs of the first weights of each parameter, which no change of dtype alters.
+
+    A quantized model has another name than the one it was made from.
+    """
     digest = hashlib.sha256()
     for _, parameter in sorted(model.named_parameters()):
-        digest.update(parameter.detach().flatten()[:count].cpu().signbit().numpy().tobytes())
+        first = parameter.detach().flatten()[:count].cpu()
+        digest.update((first.signbit() if first.is_floating_point() else first).numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
@@ -36,13 +41,18 @@ def check_verifier(checkpoint: Mapping[str, Any], verifier: str) -> None:
         )
 
 
-def check_weights(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
+def check_weights(own: Mapping[str, Tensor], given: Mapping[str, Tensor], needed: Set[str]) -> None:
     """Checks that a checkpoint fits a drafter.
+
+    Args:
+        own: All weights of the drafter or the task.
+        given: Weights of the checkpoint.
+        needed: Names that it must hold.
 
     Raises:
         ValueError: Naming what differs.
     """
-    missing = sorted(own.keys() - given.keys())
+    missing = sorted(needed - given.keys())
     unknown = sorted(name for name in given.keys() - own.keys() if not name.startswith("verifier."))
     reshaped = [n for n in own.keys() & given.keys() if own[n].shape != given[n].shape]
     if missing or unknown or reshaped:
@@ -51,12 +61,12 @@ def check_weights(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Non
             f"{len(missing)} weights missing (first: {missing[:1]}), "
             f"{len(unknown)} unknown (first: {unknown[:1]}), "
             f"{len(reshaped)} of another shape (first: {sorted(reshaped)[:1]}). "
-            "Set the verifier and drafter that the checkpoint was trained with."
+            "Set the verifier, drafter and lora that the checkpoint was trained with."
         )
 
 
 def load_stage(drafter: RoutedDrafter, path: Path, verifier: str) -> None:
-    """Loads the drafter weights of an earlier stage's Lightning checkpoint.
+    """Loads the drafter weights of an earlier stage's Lightning checkpoint, its adapters folded in.
 
     Args:
         drafter: Receives the weights.
@@ -79,5 +89,16 @@ def load_stage(drafter: RoutedDrafter, path: Path, verifier: str) -> None:
         for name, value in checkpoint["state_dict"].items()
         if name.startswith(prefix)
     }
-    check_weights(drafter.state_dict(), weights)
-    drafter.load_state_dict(weights)
+    lora = checkpoint.get(LORA_KEY)
+    if lora:
+        add_adapters(drafter, Lora(**lora))
+    language = {id(parameter) for parameter in drafter.backbone.model.get_decoder().parameters()}
+    learnt = {
+        name
+        for name, parameter in drafter.named_parameters(remove_duplicate=False)
+        if id(parameter) in language and parameter.requires_grad
+    }
+    check_weights(drafter.state_dict(), weights, learnt)
+    drafter.load_state_dict(weights, strict=False)
+    if lora:
+        fold_adapters(drafter)

@@ -57,7 +57,7 @@ class TigerCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Lets the data module answer with the verifier of the task; set it under `model` only."""
-        for name in ("verifier", "verifier_dtype"):
+        for name in ("verifier", "verifier_dtype", "verifier_quantization"):
             parser.link_arguments(f"model.init_args.{name}", f"data.init_args.{name}")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:

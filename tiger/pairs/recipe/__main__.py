@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 from transformers import Qwen3VLProcessor
 
-from tiger.backbones.loading import load_backbone, resolve
+from tiger.backbones.folders import resolve
+from tiger.backbones.loading import load_backbone
 from tiger.pairs.recipe.architecture import build_model, build_processor, build_tokenizer
 from tiger.pairs.recipe.packing import Packer
 from tiger.pairs.recipe.train import DenseHead, train_language, train_tower, world
