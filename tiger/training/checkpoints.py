@@ -15,11 +15,18 @@ from tiger.drafting.routed import RoutedDrafter
 VERIFIER_KEY = "verifier_fingerprint"
 
 
-def fingerprint(model: nn.Module, count: int = 1024) -> str:
-    """Names a model by the signs of the first weights of each parameter, which no change of dtype alters."""
+def fingerprint(model: nn.Module, count: int = 1024, exact: bool = False) -> str:
+    """Names a model by the first weights of each parameter.
+
+    Args:
+        model: The model.
+        count: Weights read of each parameter.
+        exact: Whether to read the values; by default their signs, which no change of dtype alters.
+    """
     digest = hashlib.sha256()
     for _, parameter in sorted(model.named_parameters()):
-        digest.update(parameter.detach().flatten()[:count].cpu().signbit().numpy().tobytes())
+        weights = parameter.detach().flatten()[:count].cpu()
+        digest.update((weights.double() if exact else weights.signbit()).numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
