@@ -64,13 +64,16 @@ class ExportDrafter(Callback):
             self._export(trainer, pl_module)
 
     def _export(self, trainer: Trainer, pl_module: Any) -> None:
-        target = run_folder(trainer) / self.folder
-        if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        notes = {"step": trainer.global_step, "task": type(pl_module).__name__}
+        target, drafter = run_folder(trainer) / self.folder, pl_module.whole_drafter()
+        if not trainer.is_global_zero:
+            return
+        # FSDP2 puts its name in front of the class's own.
+        notes = {"step": trainer.global_step, "task": type(pl_module).__name__.removeprefix("FSDP")}
         if self.monitor is not None and self.best is not None:
             notes |= {self.monitor: self.best}
-        replace_folder(target, lambda folder: save_drafter(pl_module.drafter, folder, **notes))
+        replace_folder(target, lambda folder: save_drafter(drafter, folder, **notes))
 
 
 def replace_folder(target: Path, write: Callable[[Path], None]) -> None:

@@ -25,9 +25,11 @@ class StopOnBadLoss(Callback):
         """Checks the loss.
 
         Raises:
-            ValueError: If it is not finite; naming the step, the examples and what to try.
+            ValueError: If it is not finite on any rank; naming the step, the examples and what to try. All
+                ranks stop: one that went on would wait for the others.
         """
-        if torch.isfinite(loss).all():
+        good = bool(torch.isfinite(loss).all())
+        if trainer.strategy.reduce_boolean_decision(good, all=True):
             return
         checkpoint = getattr(trainer.checkpoint_callback, "last_model_path", "")
         resume = (
@@ -36,6 +38,8 @@ class StopOnBadLoss(Callback):
             else "No checkpoint was written before."
         )
         value, ids = float(loss.detach().float().mean()), ", ".join(self.example_ids)
+        if good:
+            raise ValueError(f"Another rank's loss is not finite at step {trainer.global_step}. {resume}")
         raise ValueError(
             f"The loss is {value} at step {trainer.global_step} on the examples {ids}. {resume} "
             "Try a lower learning rate, `--trainer.gradient_clip_val 1`, `--trainer.precision 32-true`, or "

@@ -22,7 +22,8 @@ class ResumableLoader:
         seed: Seed of the order.
         num_workers: Processes that load data.
         rank: Which of the processes this is.
-        world_size: Number of training processes; they get equally many batches.
+        world_size: Number of training processes; they get equally many batches. A run may be resumed with
+            another number, if batch_size times world_size stays the same.
         identity: Name of the data; a checkpoint made with other data is refused.
 
     Raises:
@@ -114,6 +115,5 @@ class ResumableLoader:
             "identity": self.identity,
             "seed": self.seed,
             "size": self.size,
-            "batch_size": self.batch_size,
-            "world_size": self.world_size,
+            "global_batch_size": self.batch_size * self.world_size,
         }

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningDataModule
+from lightning.pytorch.overrides.distributed import UnrepeatedDistributedSampler
 from lightning.pytorch.utilities.rank_zero import rank_zero_info  # type: ignore[attr-defined]
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch.utils.data import DataLoader
@@ -119,14 +120,15 @@ class SyntheticDataModule(LightningDataModule):
 
     def train_dataloader(self) -> ResumableLoader:
         """Shuffled batches in an order fixed by seed and epoch; resumes inside an epoch."""
+        rank, world_size = self._place()
         return ResumableLoader(
             self.examples["train"],
             self.batch_size,
             collate,
             seed=self.seed,
             num_workers=self.num_workers,
-            rank=self.trainer.global_rank if self.trainer else 0,
-            world_size=self.trainer.world_size if self.trainer else 1,
+            rank=rank,
+            world_size=world_size,
             identity=self._identity(),
         )
 
@@ -199,13 +201,26 @@ class SyntheticDataModule(LightningDataModule):
         examples = self.examples[split]
         if not len(examples):
             return []
+        rank, world_size = self._place()
+        if len(examples) < world_size:
+            raise ValueError(
+                f"{len(examples)} {split} examples do not give each of {world_size} processes one. Use more "
+                "examples or none, or fewer processes."
+            )
+        # Lightning's own sampler would repeat examples until all ranks have equally many.
+        share = UnrepeatedDistributedSampler(examples, world_size, rank, shuffle=False)
         return DataLoader(
             examples,  # type: ignore[arg-type]  # collate changes the type
+            sampler=share if world_size > 1 else None,
             batch_size=self.batch_size,  # by name, or Lightning cannot build the loader again to predict
             num_workers=self.num_workers,
             collate_fn=collate,
             generator=torch.Generator(),
         )
+
+    def _place(self) -> tuple[int, int]:
+        """Which of how many processes this is."""
+        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
 
     def _identity(self) -> str:
         own = self.response_settings if self.responses == "verifier" else ""

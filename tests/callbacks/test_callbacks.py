@@ -50,6 +50,9 @@ class Toy(LightningModule):
         self.drafter, self.bad_step, self.draws = Bank4x4(), bad_step, []
         self.quality = [1.0, 3.0, 2.0]
 
+    def whole_drafter(self):
+        return self.drafter
+
     def training_step(self, batch, batch_idx):
         self.draws.append(torch.rand(()).item())
         loss = self.drafter.weight.square().sum()

@@ -68,8 +68,21 @@ def test_a_later_epoch_starts_at_its_first_batch():
 
 @pytest.mark.parametrize("change", [{"seed": 1}, {"batch_size": 3}, {"size": 12}, {"identity": "other"}])
 def test_another_order_is_refused(change):
-    with pytest.raises(ValueError, match=f"made with {next(iter(change))} = "):
+    name = next(iter(change)).replace("batch_size", "global_batch_size")
+    with pytest.raises(ValueError, match=f"made with {name} = "):
         loader(**change).load_state_dict(loader().state_dict())
+
+
+def test_another_number_of_ranks_continues_if_the_global_batch_stays():
+    alone = loader(batch_size=4)
+    taken = iter(alone)
+    next(taken)
+    parts = [loader(batch_size=2, rank=rank, world_size=2) for rank in range(2)]
+    for part in parts:
+        part.load_state_dict(alone.state_dict())
+    assert [a + b for a, b in zip(*parts, strict=True)] == list(taken)
+    with pytest.raises(ValueError, match="made with global_batch_size = 4"):
+        loader(batch_size=4, world_size=2).load_state_dict(alone.state_dict())
 
 
 def test_global_random_state_is_untouched():

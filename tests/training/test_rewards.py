@@ -18,7 +18,7 @@ def test_rewards_of_a_hand_made_block():
 
 def test_expected_prefix_is_the_mean_of_the_sampled_test():
     chance = torch.tensor([0.9, 0.6, 0.8]).expand(200_000, 3)
-    sampled = rewards("accepted_prefix", chance, torch.Generator().manual_seed(0)).total.mean()
+    sampled = rewards("accepted_prefix", chance[None], [torch.Generator().manual_seed(0)]).total.mean()
     assert sampled == pytest.approx(rewards("expected_prefix", chance[0]).total.item(), abs=0.01)
 
 

@@ -7,9 +7,11 @@ from helpers import prompts, save_backbone, save_pair, tiny_backbone
 from data_modules.collate import Batch, Example
 from tiger.backbones.base import assemble
 from tiger.backbones.grids import Grid
+from tiger.drafting.blocks import route, sample_blocks
 from tiger.training import AcceptanceAlignment, KDWarmStart
 from tiger.training.acceptance_alignment import until_end
 from tiger.training.kd_warm_start import answer_blocks, teacher_hidden
+from tiger.training.rewards import rewards
 from tiger.training.teacher import Teacher, resample
 
 TASKS = {"kd": KDWarmStart, "align": AcceptanceAlignment}
@@ -45,6 +47,42 @@ def test_the_stage_loss_alone_reaches_both_router_weights(pair, kind, layout):
     built.training_step(batch(), 0).backward()
     assert built.drafter.router.query.weight.grad.norm() > 0
     assert built.drafter.router.key.weight.grad.norm() > 0
+
+
+@pytest.mark.parametrize("images", [True, False], ids=["pictures", "text only"])
+@pytest.mark.parametrize("selector", ["routed", "full", "random"])
+@pytest.mark.parametrize("layout", ["suffix", "inline"])
+@pytest.mark.parametrize("kind", TASKS)
+def test_every_step_gives_every_weight_a_gradient(pair, kind, layout, selector, images):
+    # Ranks would wait for one another otherwise: DDP runs without find_unused_parameters.
+    options = {"layout": layout, "selector": selector, "guidance_weight": 0.0, "train_vision": True}
+    built = task(pair, kind, **options)
+    examples = batch(2).examples
+    if not images:
+        examples = [replace(e, prompt=replace(e.prompt, images=())) for e in examples]
+    loss = built.training_step(Batch(examples), 0)
+    loss.backward()
+    assert torch.isfinite(loss)
+    trained = {name: p for name, p in built.named_parameters() if p.requires_grad}
+    assert any(".visual." in name for name in trained)
+    assert [name for name, p in trained.items() if p.grad is None] == []
+    assert all(torch.isfinite(p.grad).all() for p in trained.values())
+
+
+def test_an_example_draws_the_same_in_every_batch(pair):
+    built = task(pair, "align")
+    examples = batch(3).examples
+    drawn = []
+    for part in (examples, examples[1:]):
+        generators = built.generators(part, 5)
+        anchors = built.anchors(part, generators)
+        texts = built.texts(part)
+        routes = route(built.drafter, texts, anchors)
+        blocks = sample_blocks(built.drafter, texts, routes, 3, 4, 1.0, generators)
+        tests = rewards("accepted_prefix", torch.full(blocks.shape, 0.5), generators).total
+        drawn.append((anchors, blocks, tests))
+    assert all(torch.equal(whole[1:], part) for whole, part in zip(*drawn, strict=True))
+    assert not torch.equal(drawn[0][0], built.anchors(examples, built.generators(examples, 6)))
 
 
 @pytest.mark.parametrize("kind", TASKS)
@@ -104,7 +142,7 @@ def test_kd_in_alignment_counts_where_the_draft_is_still_alive(pair):
     blocks = torch.tensor([[[[0, 3, 2]]]])
     inside = torch.ones_like(blocks, dtype=torch.bool)
     losses = [
-        task(pair, "align", kd_weight=weight)._objective(teacher, student, blocks, inside, None, 1)
+        task(pair, "align", kd_weight=weight)._objective(teacher, student, blocks, inside)
         for weight in (0.0, 1.0)
     ]
     p, q = teacher[0, 0, 0].softmax(-1), student[0, 0, 0].softmax(-1)

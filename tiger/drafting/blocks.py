@@ -286,7 +286,7 @@ def sample_blocks(
     group: int,
     block_size: int,
     temperature: float,
-    generator: torch.Generator | None = None,
+    generators: Sequence[torch.Generator] | None = None,
 ) -> Tensor:
     """Draws G blocks per anchor from the drafter (paper Eq. 11).
 
@@ -297,7 +297,7 @@ def sample_blocks(
         group: Blocks G per anchor.
         block_size: Tokens per block.
         temperature: Sampling temperature, above 0.
-        generator: Source of randomness.
+        generators: Sources of randomness, one per row.
 
     Returns:
         Tokens [B, A, G, S].
@@ -305,6 +305,7 @@ def sample_blocks(
     reader = SuffixBlocks(drafter, texts, routes, group) if drafter.layout == "suffix" else None
     hidden = reader.open()[:, :, None].expand(-1, -1, group, -1) if reader else None
     blocks = routes.anchors.new_zeros(*routes.anchors.shape, group, 0)
+    sources: Sequence[torch.Generator | None] = generators or [None] * len(blocks)
     for step in range(block_size):
         if hidden is None:
             probe = torch.nn.functional.pad(blocks, (0, 1))
@@ -312,8 +313,10 @@ def sample_blocks(
         else:
             logits = drafter.backbone.logits(hidden)
         probabilities = (logits.float() / temperature).softmax(-1)
-        noise = torch.empty(probabilities.shape, device=logits.device).exponential_(generator=generator)
-        blocks = torch.cat([blocks, (probabilities / noise).argmax(-1)[..., None]], dim=3)
+        noise = [
+            torch.empty_like(p).exponential_(generator=g) for p, g in zip(probabilities, sources, strict=True)
+        ]
+        blocks = torch.cat([blocks, (probabilities / torch.stack(noise)).argmax(-1)[..., None]], dim=3)
         if reader is not None and step < block_size - 1:
             hidden = reader.extend(blocks[..., -1:], step + 1)[:, :, :, 0]
     return blocks
@@ -343,6 +346,7 @@ def _read_inline(drafter: RoutedDrafter, texts: Texts, routes: Routes, blocks: T
     bias = causal.expand(len(index), -1, -1)
     if torch.is_grad_enabled() and routes.scores.requires_grad:
         scores = torch.stack([routes.scores[b, a] for b, a, _ in index])
+        scores = torch.nn.functional.pad(scores, (0, 1))  # a batch without images has no row 0 otherwise
         chosen = scores.gather(1, assembled.bank_rows.clamp_min(0)).masked_fill(~assembled.visual, 0.0)
         text_query = (~assembled.visual).float()[:, :, None]
         bias = bias + (chosen - chosen.detach())[:, None] * text_query

@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from data_modules.collate import Batch
+from tiger.backbones.base import Backbone
 from tiger.drafting.blocks import Routes, Texts, read_blocks, read_texts, route, sample_blocks
 from tiger.drafting.lora import without_adapters
 from tiger.drafting.routed import RoutedDrafter
 from tiger.training.base import DraftTask
 from tiger.training.losses import guidance, kl, overlap
 from tiger.training.rewards import Credit, RewardName, Test, acceptance, advantages, rewards
+from tiger.training.sharding import gathered
 
 Objective = Literal["policy", "overlap"]
 
@@ -69,15 +71,20 @@ class AcceptanceAlignment(DraftTask):
         self.save_hyperparameters()
         self._reference: RoutedDrafter | None = None
 
-    def configure_model(self) -> None:
+    def build(self) -> None:
         """Loads the pair and keeps a frozen copy of the warm-started drafter as q_ref.
 
         With adapters no copy is kept: an earlier stage's adapters are folded into the weights and new ones
         start at zero, so the drafter without them is q_ref.
         """
-        super().configure_model()
-        if self._reference is None and self.options.beta and self.lora is None:
+        super().build()
+        if self.options.beta and self.lora is None:
             self._reference = copy.deepcopy(self.drafter).requires_grad_(False).eval()
+
+    @property
+    def frozen(self) -> list[Backbone]:
+        """The models that are only read."""
+        return super().frozen + ([self._reference.backbone] if self._reference is not None else [])
 
     @contextmanager
     def reference(self) -> Iterator[RoutedDrafter]:
@@ -97,30 +104,31 @@ class AcceptanceAlignment(DraftTask):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Route, draft G blocks, verify them in one pass, reward, and update."""
-        generator = self.generator(batch_idx)
+        generators = self.generators(batch.examples, batch_idx)
         texts = self.texts(batch.examples)
-        anchors = self.anchors(batch.examples, generator)
+        anchors = self.anchors(batch.examples, generators)
         routes = route(self.drafter, texts, anchors)
-        temperature = self.options.temperature
-        blocks = sample_blocks(
-            self.drafter, texts, routes, self.options.group_size, self.block_size, temperature, generator
-        )
+        size, temperature = self.options.group_size, self.options.temperature
+        with gathered(self.drafter.modules()):  # once, not for every token
+            blocks = sample_blocks(
+                self.drafter, texts, routes, size, self.block_size, temperature, generators
+            )
         prompts = [example.prompt for example in batch.examples]
         answers = [example.response.to(self.device) for example in batch.examples]
         prefixes = self.teacher.prefixes(prompts, answers)
         teacher = self.verifier.logits(self.teacher.score_blocks(prefixes, anchors, blocks))
         student = self.drafter.backbone.logits(read_blocks(self.drafter, texts, routes, blocks))
         inside = until_end(blocks, self.verifier.eos_ids)
-        loss = self._objective(teacher, student, blocks, inside, generator, len(prompts))
+        loss = self._objective(teacher, student, blocks, inside, generators)
         if self.options.beta:
             loss = loss + self.options.beta * self._reference_kl(
                 texts, routes, answers, blocks, student, inside
             )
-        if self.options.guidance_weight and self.drafter.selector == "routed" and texts.bank.shape[1]:
+        if self.options.guidance_weight and self.drafter.selector == "routed":
             guide = guidance(routes.scores, self.block_attention(prefixes.lessons, texts, anchors)).mean()
-            self.log("loss/guidance", guide, batch_size=len(prompts))
+            self.log("loss/guidance", guide, batch_size=len(prompts), sync_dist=True)
             loss = loss + self.options.guidance_weight * guide
-        self.log("loss/total", loss, batch_size=len(prompts))
+        self.log("loss/total", loss, batch_size=len(prompts), sync_dist=True)
         return loss
 
     def _objective(
@@ -129,20 +137,20 @@ class AcceptanceAlignment(DraftTask):
         student: Tensor,
         blocks: Tensor,
         inside: Tensor,
-        generator: torch.Generator,
-        size: int,
+        generators: list[torch.Generator] | None = None,
     ) -> Tensor:
         """Loss of the blocks [B, A, G, S] from both models' logits [B, A, G, S, V]."""
-        options = self.options
+        options, size = self.options, len(blocks)
         log_q = (student.float() / options.temperature).log_softmax(-1)
         chosen = log_q.gather(-1, blocks[..., None])[..., 0]
         chance = acceptance(teacher, chosen, blocks, options.test) * inside
-        reward = rewards(options.reward, chance, generator)
+        reward = rewards(options.reward, chance, generators)
         spread = reward.total.std(-1, unbiased=False)
-        self.log("reward/mean", reward.total.mean(), batch_size=size, prog_bar=True)
-        self.log("reward/std", spread.mean(), batch_size=size)
-        self.log("reward/zero_spread", (spread < 1e-4).float().mean(), batch_size=size)
-        self.log("reward/entropy", -(log_q.exp() * log_q).sum(-1)[inside].mean(), batch_size=size)
+        self.log("reward/mean", reward.total.mean(), batch_size=size, prog_bar=True, sync_dist=True)
+        self.log("reward/std", spread.mean(), batch_size=size, sync_dist=True)
+        self.log("reward/zero_spread", (spread < 1e-4).float().mean(), batch_size=size, sync_dist=True)
+        entropy = -(log_q.exp() * log_q).sum(-1)[inside].mean()
+        self.log("reward/entropy", entropy, batch_size=size, sync_dist=True)
         if options.objective == "overlap":
             alpha = overlap(teacher, student / options.temperature) * inside
             loss = -alpha.cumprod(-1).sum(-1).mean()
@@ -152,7 +160,7 @@ class AcceptanceAlignment(DraftTask):
         if options.kd_weight:
             reached = rewards("expected_prefix", chance).alive * inside
             divergence = (kl(teacher, student) * reached).sum(-1).mean()
-            self.log("loss/kd", divergence, batch_size=size)
+            self.log("loss/kd", divergence, batch_size=size, sync_dist=True)
             loss = loss + options.kd_weight * divergence
         return loss
 
@@ -170,7 +178,7 @@ class AcceptanceAlignment(DraftTask):
             reference = read_texts(drafter, texts.inputs, texts.banks, answers)
             logits = drafter.backbone.logits(read_blocks(drafter, reference, routes, blocks))
         divergence = (kl(student, logits) * inside).sum(-1).mean()
-        self.log("reward/kl", divergence, batch_size=len(answers))
+        self.log("reward/kl", divergence, batch_size=len(answers), sync_dist=True)
         return divergence
 
 

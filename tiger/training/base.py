@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,14 +13,19 @@ from typing import Any, TypeVar
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import OptimizerCallable
+from PIL import Image
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+from torchmetrics import MeanMetric
 
 from data_modules.collate import Batch, Example
-from tiger.backbones.base import Backbone, ModelInputs, VisualBank
+from data_modules.loader import ResumableLoader
+from tiger.backbones.base import Backbone, ModelInputs, Prompt, VisualBank
 from tiger.backbones.checkpointing import checkpoint_layers
 from tiger.backbones.loading import Quantization, check_pair, load_backbone
 from tiger.decoding.acceptance import Sampling
 from tiger.decoding.records import Generation
+from tiger.decoding.requests import request_seed
 from tiger.decoding.speculative import SpeculativeDecoder
 from tiger.drafting.blocks import Texts, read_texts
 from tiger.drafting.lora import Lora, add_adapters
@@ -33,6 +40,8 @@ from tiger.training.checkpoints import (
     fingerprint,
     load_stage,
 )
+from tiger.training.ranks import check_ranks
+from tiger.training.sharding import full, full_state, gathered, shard
 from tiger.training.teacher import Lesson, Teacher, resample
 
 T = TypeVar("T")
@@ -67,7 +76,8 @@ class DraftTask(LightningModule, ABC):
         max_new_tokens: Longest validation answer, tokens.
         validation_temperature: Temperature of validation decoding.
         remember: Keep the drafter's visual banks, and in KD the verifier's lessons, of each example in
-            memory, so that later epochs do not recompute them. Needs a frozen vision tower.
+            memory, so that later epochs do not recompute them. Needs a frozen vision tower, and weights that
+            are not sharded.
         seed: Seed of anchors, drafts and tests.
 
     Raises:
@@ -114,22 +124,46 @@ class DraftTask(LightningModule, ABC):
         self.learnt: dict[str, Lesson] = {}
         self.views: dict[str, tuple[ModelInputs, VisualBank]] = {}
         self._drafter: RoutedDrafter | None = None
+        self._accepted = MeanMetric()
+        self._open = ExitStack()
 
     def configure_model(self) -> None:
-        """Loads both models; the verifier stays frozen, in evaluation mode and out of checkpoints."""
+        """Loads the models, and shards them if the strategy gives a device mesh.
+
+        Raises:
+            ValueError: If the ranks hold different weights or options, or an option does not go with shards.
+        """
         if self._drafter is not None:
             return
+        self.build()
+        facts = {"verifier": self._verifier_mark, "drafter": fingerprint(self.drafter, exact=True)}
+        check_ranks(facts | {"options": json.dumps(dict(self.options), default=lambda v: type(v).__name__)})
+        if self.device_mesh is not None:
+            if self.options.remember:
+                raise ValueError(
+                    "remember skips passes on the ranks that know an example, and shards need every rank in "
+                    "every pass. Set remember false, or use the ddp strategy."
+                )
+            mesh = self.device_mesh["data_parallel"]
+            shard(self, self.drafter.backbone, self.frozen, ("training_step", "decode"), mesh)
+        # DDP then neither sends frozen weights around at the start nor buffers, which are constants, at each
+        # batch; ranks may have different numbers of validation batches.
+        frozen = [n for n, p in self.named_parameters(remove_duplicate=False) if not p.requires_grad]
+        buffers = [name for name, _ in self.named_buffers(remove_duplicate=False)]
+        self._ddp_params_and_buffers_to_ignore = [*frozen, *buffers]
+
+    @property
+    def frozen(self) -> list[Backbone]:
+        """The models that are only read."""
+        return [self.verifier]
+
+    def build(self) -> None:
+        """Loads both models; the verifier stays frozen, in evaluation mode and out of checkpoints."""
         options = self.options
         verifier = load_backbone(
             options.verifier, options.verifier_dtype, quantization=options.verifier_quantization
         )
-        drafter = load_drafter(
-            options.drafter,
-            selector=options.selector,
-            layout=options.layout,
-            query=options.query,
-            num_routed=options.num_routed,
-        )
+        drafter = self._load_drafter()
         check_pair(verifier, drafter.backbone)
         self.verifier: Backbone = verifier.requires_grad_(False).eval()
         self._verifier_mark = fingerprint(verifier.model)
@@ -144,6 +178,27 @@ class DraftTask(LightningModule, ABC):
         for parameter in drafter.backbone.vision_parameters():
             parameter.requires_grad_(options.train_vision)
         self._drafter = drafter.train()
+
+    def _load_drafter(self) -> RoutedDrafter:
+        names = ("selector", "layout", "query", "num_routed")
+        return load_drafter(self.options.drafter, **{name: self.options[name] for name in names})
+
+    def whole_drafter(self) -> RoutedDrafter | None:
+        """The drafter without shards, to be saved; every rank must call it.
+
+        Returns:
+            The drafter; where it is sharded, a copy on rank zero and None on the others.
+        """
+        if not isinstance(self, FSDPModule):
+            return self.drafter
+        weights = full_state(self.drafter)
+        if self.global_rank:
+            return None
+        drafter = self._load_drafter()
+        if self.lora is not None:
+            add_adapters(drafter, self.lora)
+        drafter.load_state_dict(weights)
+        return drafter
 
     @property
     def options(self) -> Any:
@@ -211,17 +266,22 @@ class DraftTask(LightningModule, ABC):
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
-    def generator(self, batch_index: int) -> torch.Generator:
-        """Randomness of one training step: a function of seed, rank, epoch and batch only."""
-        value = (
-            (self.options.seed * 1009 + self.global_rank) * 10007 + self.current_epoch
-        ) * 1_000_003 + batch_index
-        return torch.Generator(self.device).manual_seed(value % 2**63)
+    def generators(self, examples: list[Example], batch_index: int) -> list[torch.Generator]:
+        """Randomness of one training step, one generator per example.
 
-    def anchors(self, examples: list[Example], generator: torch.Generator) -> Tensor:
+        Each is a function of seed, epoch, batch index and the example's name only: an example draws the same
+        whichever rank has it, so N ranks with b examples do what one does with N * b.
+        """
+        step = f"{self.current_epoch}/{batch_index}"
+        names = [e.prompt.id or f"rank {self.global_rank}, row {row}" for row, e in enumerate(examples)]
+        seeds = [request_seed(self.options.seed, f"{step}/{name}") for name in names]
+        return [torch.Generator(self.device).manual_seed(seed) for seed in seeds]
+
+    def anchors(self, examples: list[Example], generators: list[torch.Generator]) -> Tensor:
         """Draws roots [B, A] in each answer, leaving a token to draft where the answer has two."""
         last = torch.tensor([max(len(example.response) - 1, 1) for example in examples], device=self.device)
-        uniform = torch.rand(len(examples), self.options.num_anchors, generator=generator, device=self.device)
+        count, device = self.options.num_anchors, self.device
+        uniform = torch.stack([torch.rand(count, generator=g, device=device) for g in generators])
         return (uniform * last[:, None]).long()
 
     def texts(self, examples: list[Example]) -> Texts:
@@ -241,7 +301,14 @@ class DraftTask(LightningModule, ABC):
     def _look(self, examples: list[Example]) -> list[tuple[ModelInputs, VisualBank]]:
         with torch.set_grad_enabled(self.options.train_vision and torch.is_grad_enabled()):
             inputs, banks = self.drafter.encode([example.prompt for example in examples])
+            if torch.is_grad_enabled() and not any(map(len, banks)):
+                banks = [replace(bank, tokens=bank.tokens + self._idle_vision()) for bank in banks]
         return [(replace(entry, pixels={}), bank) for entry, bank in zip(inputs, banks, strict=True)]
+
+    def _idle_vision(self) -> Tensor:
+        """A zero that gives the tower a gradient of zero, which every rank must have in every step."""
+        _, (bank,) = self.drafter.encode([Prompt("", (Image.new("RGB", (64, 64)),))])
+        return 0.0 * torch.stack([rows.sum() for rows in (bank.tokens, *bank.deepstack)]).sum()
 
     def _recall(
         self, memory: dict[str, T], examples: list[Example], make: Callable[[list[Example]], list[T]]
@@ -284,8 +351,9 @@ class DraftTask(LightningModule, ABC):
         """Decodes the batch for real and logs its accepted length."""
         generations = self.decode(batch)
         rounds = [item for generation in generations for item in generation.rounds]
-        mean = sum(item.accepted for item in rounds) / max(len(rounds), 1)
-        self.log("accept/length", mean, batch_size=max(len(rounds), 1), prog_bar=True, sync_dist=True)
+        if rounds:
+            self._accepted.update(torch.tensor([float(item.accepted) for item in rounds], device=self.device))
+        self.log("accept/length", self._accepted, batch_size=len(batch), prog_bar=True)
         return generations
 
     def test_step(self, batch: Batch, batch_idx: int) -> list[Generation]:  # type: ignore[override]
@@ -296,9 +364,26 @@ class DraftTask(LightningModule, ABC):
         """Answers of the batch."""
         return self.decode(batch)
 
+    def on_train_start(self) -> None:
+        """Checks that all ranks take their share of the same data, from the same place on."""
+        loader = self.trainer.train_dataloader
+        if isinstance(loader, ResumableLoader):
+            check_ranks({"training data": json.dumps(loader.state_dict(), sort_keys=True)})
+
+    def on_validation_epoch_start(self) -> None:
+        """Gathers sharded weights: ranks decode different numbers of rounds and batches."""
+        self._open.enter_context(gathered([self, *self.verifier.modules(), *self.drafter.modules()]))
+
+    def on_validation_epoch_end(self) -> None:
+        """Shards the weights again."""
+        self._open.close()
+
+    on_test_epoch_start = on_predict_epoch_start = on_validation_epoch_start
+    on_test_epoch_end = on_predict_epoch_end = on_validation_epoch_end
+
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Logs the gradient norms of router and drafter apart."""
         for name, module in (("router", self.drafter.router), ("drafter", self.drafter.backbone)):
-            gradients = [p.grad.norm() for p in module.parameters() if p.grad is not None]
+            gradients = [full(p.grad.norm()) for p in module.parameters() if p.grad is not None]
             if gradients:
                 self.log(f"gradient/{name}", torch.stack(gradients).norm())

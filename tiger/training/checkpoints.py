@@ -16,15 +16,20 @@ from tiger.drafting.routed import RoutedDrafter
 VERIFIER_KEY, LORA_KEY = "verifier_fingerprint", "lora"
 
 
-def fingerprint(model: nn.Module, count: int = 1024) -> str:
-    """Names a model by the signs of the first weights of each parameter, which no change of dtype alters.
+def fingerprint(model: nn.Module, count: int = 1024, exact: bool = False) -> str:
+    """Names a model by the first weights of each parameter; a quantized model has a name of its own.
 
-    A quantized model has another name than the one it was made from.
+    Args:
+        model: The model.
+        count: Weights read of each parameter.
+        exact: Whether to read the values; by default their signs, which no change of dtype alters.
     """
     digest = hashlib.sha256()
     for _, parameter in sorted(model.named_parameters()):
         first = parameter.detach().flatten()[:count].cpu()
-        digest.update((first.signbit() if first.is_floating_point() else first).numpy().tobytes())
+        if first.is_floating_point():
+            first = first.double() if exact else first.signbit()
+        digest.update(first.numpy().tobytes())
     return digest.hexdigest()[:16]
 
 

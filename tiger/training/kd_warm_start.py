@@ -11,6 +11,7 @@ from data_modules.collate import Batch
 from tiger.drafting.blocks import Texts, read_blocks, route
 from tiger.training.base import DraftTask
 from tiger.training.losses import DIVERGENCES, LossName, chunked, guidance
+from tiger.training.ranks import global_mean
 from tiger.training.teacher import Lesson
 
 
@@ -33,35 +34,37 @@ class KDWarmStart(DraftTask):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Scores the blocks behind all anchors in one pass and imitates the verifier there."""
         texts, lessons = self.texts(batch.examples), self.lessons(batch.examples)
-        anchors = self.anchors(batch.examples, self.generator(batch_idx))
+        anchors = self.anchors(batch.examples, self.generators(batch.examples, batch_idx))
         routes = route(self.drafter, texts, anchors)
         blocks, valid = answer_blocks(
             texts, [len(lesson.hidden) for lesson in lessons], anchors, self.block_size
         )
         student = read_blocks(self.drafter, texts, routes, blocks[:, :, None])[:, :, 0][valid]
         teacher = teacher_hidden(lessons, anchors, self.block_size)[valid]
-        divergence = chunked(
-            DIVERGENCES[self.options.loss],
-            self.verifier.logits,
-            self.drafter.backbone.logits,
-            teacher,
-            student,
-            self.options.temperature,
-        ).mean()
+        divergence = global_mean(
+            chunked(
+                DIVERGENCES[self.options.loss],
+                self.verifier.logits,
+                self.drafter.backbone.logits,
+                teacher,
+                student,
+                self.options.temperature,
+            )
+        )
         loss = divergence
         size = len(batch.examples)
-        self.log("loss/kd", divergence, batch_size=size)
+        self.log("loss/kd", divergence, batch_size=size, sync_dist=True)
         if self.options.ce_weight:
             logits = self.drafter.backbone.logits(student).float()
-            ce = torch.nn.functional.cross_entropy(logits, blocks[valid])
-            self.log("loss/ce", ce, batch_size=size)
+            ce = global_mean(torch.nn.functional.cross_entropy(logits, blocks[valid], reduction="none"))
+            self.log("loss/ce", ce, batch_size=size, sync_dist=True)
             loss = loss + self.options.ce_weight * ce
-        if self.options.guidance_weight and self.drafter.selector == "routed" and texts.bank.shape[1]:
+        if self.options.guidance_weight and self.drafter.selector == "routed":
             attention = self.block_attention(lessons, texts, anchors)
             guide = guidance(routes.scores, attention).mean()
-            self.log("loss/guidance", guide, batch_size=size)
+            self.log("loss/guidance", guide, batch_size=size, sync_dist=True)
             loss = loss + self.options.guidance_weight * guide
-        self.log("loss/total", loss, batch_size=size, prog_bar=True)
+        self.log("loss/total", loss, batch_size=size, prog_bar=True, sync_dist=True)
         return loss
 
 

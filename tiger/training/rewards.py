@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -49,7 +50,7 @@ def acceptance(teacher: Tensor, student_log_probability: Tensor, blocks: Tensor,
     return (log_p - student_log_probability.detach()).clamp_max(0.0).exp()
 
 
-def rewards(name: RewardName, chance: Tensor, generator: torch.Generator | None = None) -> Rewards:
+def rewards(name: RewardName, chance: Tensor, generators: Sequence[torch.Generator] | None = None) -> Rewards:
     """Rewards of blocks.
 
     `accepted_prefix` (paper Eq. 13) counts the accepted tokens, `binary` is 1 if the first is accepted,
@@ -59,12 +60,14 @@ def rewards(name: RewardName, chance: Tensor, generator: torch.Generator | None 
     Args:
         name: Kind of reward.
         chance: Acceptance chances [..., G, S] from `acceptance`.
-        generator: Source of randomness of the test.
+        generators: Randomness of the test, one generator per entry of the first dimension.
     """
     if name == "expected_prefix":
         passed = chance
     else:
-        uniform = torch.rand(chance.shape, generator=generator, device=chance.device)
+        sources: Sequence[torch.Generator | None] = generators or [None] * len(chance)
+        rows = [torch.rand(chance.shape[1:], generator=g, device=chance.device) for g in sources]
+        uniform = torch.stack(rows)
         passed = (uniform < chance).float()
     if name == "token_agreement":
         return Rewards(passed, torch.ones_like(passed))

@@ -1,0 +1,230 @@
+"""Short trainings that one process and several processes run alike; also the program of each process."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from helpers import agreeing_drafter, fresh_backbone, picture, save_backbone
+from lightning.pytorch import Callback, Trainer
+from torch.distributed.tensor import DTensor
+from torch.utils.data import DataLoader
+
+from callbacks import StopOnBadLoss
+from data_modules import SyntheticDataModule
+from data_modules.collate import Batch, Example
+from tiger.backbones.base import Prompt
+from tiger.training import AcceptanceAlignment, KDWarmStart
+from tiger.training.sharding import full_state
+from tiger.training.strategy import FSDP2Strategy
+
+TASKS = {"kd": KDWarmStart, "align": AcceptanceAlignment}
+ROOT = Path(__file__).resolve().parents[2]
+ALONE, TOGETHER = ("auto",), ("ddp", "fsdp2")
+GLOBAL_BATCH = 4
+
+
+def save_pair(folder):
+    """A random verifier, and a drafter that often agrees with it."""
+    verifier = fresh_backbone("verifier", 0, 2)
+    save_backbone(verifier, folder / "verifier")
+    save_backbone(agreeing_drafter(verifier, 0.02).backbone, folder / "drafter")
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.3)
+
+
+def adam(parameters):
+    """A large epsilon: without it the first step is the gradient's sign, however close to zero it is."""
+    return torch.optim.AdamW(parameters, lr=3e-3, eps=1e-2)
+
+
+def task(folder, kind, optimizer=sgd, **options):
+    torch.manual_seed(0)  # the router starts from random weights
+    defaults = {"num_anchors": 3, "block_size": 4, "num_routed": 6, "max_new_tokens": 12}
+    pair = {"verifier": str(folder / "verifier"), "drafter": str(folder / "drafter")}
+    return TASKS[kind](**(pair | defaults | options), optimizer=optimizer)
+
+
+def data(folder, world, **options):
+    """Answers of different lengths; five validation examples, which no two ranks can share evenly."""
+    defaults = {"num_train": 12, "num_validation": 5, "num_test": 0, "responses": "dataset"}
+    paths = {"verifier": str(folder / "verifier"), "cache_dir": str(folder / "cache")}
+    return SyntheticDataModule(**(defaults | paths | options), batch_size=GLOBAL_BATCH // world)
+
+
+def mixed_batches(world):
+    """Two examples with a picture and two without; of two ranks, one sees no picture."""
+    generator = torch.Generator().manual_seed(0)
+    examples = [
+        Example(
+            Prompt(f"What is number {n}?", (picture(n),) if n < 2 else (), id=f"e{n}"),
+            torch.randint(10, 400, (5 + n,), generator=generator),
+            "x",
+            "x",
+        )
+        for n in range(GLOBAL_BATCH)
+    ]
+    size = GLOBAL_BATCH // world
+    batches = [Batch(examples[start : start + size]) for start in range(0, GLOBAL_BATCH, size)]
+    return DataLoader(batches, batch_size=None)
+
+
+def trainer(strategy, world, steps=1, **options):
+    quiet = {
+        name: False
+        for name in ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    }
+    strategy = FSDP2Strategy() if strategy == "fsdp2" else strategy
+    run = {"accelerator": "cpu", "devices": world, "max_steps": steps, "num_sanity_val_steps": 0}
+    return Trainer(strategy=strategy, **run, **quiet, **options)
+
+
+def result(used, module):
+    """Whole weights of the drafter and the metrics; every rank must call it."""
+    weights = {name: value.clone() for name, value in full_state(module.drafter).items()}
+    metrics = {name: float(value) for name, value in used.callback_metrics.items()}
+    return {"weights": weights, "metrics": metrics}
+
+
+class Watch(Callback):
+    """Keeps the rounds that this rank decoded, and which weights were in shards when."""
+
+    def __init__(self):
+        self.accepted, self.sharded = [], {}
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.sharded["between steps"] = shards(pl_module)
+
+    def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0):
+        self.accepted += [item.accepted for generation in outputs for item in generation.rounds]
+        self.sharded["in validation"] = shards(pl_module)
+
+
+def shards(module):
+    """Names of the weights of which this rank holds a part only."""
+    weights = module.named_parameters()
+    return {n for n, p in weights if isinstance(p, DTensor) and p.to_local().numel() < p.numel()}
+
+
+def step(folder, strategies, world):
+    """Validation, then a step and validation again, of each stage under each strategy."""
+    found = {}
+    for strategy in strategies:
+        for kind in TASKS:
+            module, used = task(folder, kind), trainer(strategy, world)
+            used.validate(module, data(folder, world), verbose=False)
+            start, watch = result(used, module), Watch()
+            module = task(folder, kind)
+            used = trainer(strategy, world, callbacks=[watch], val_check_interval=1)
+            used.fit(module, data(folder, world))
+            found[strategy, kind] = result(used, module) | {
+                "start": start,
+                "accepted": watch.accepted,
+                "sharded": watch.sharded,
+            }
+    return found
+
+
+def mixed(folder, strategies, world):
+    """A step of each stage with the vision tower in training, where a rank may have no picture."""
+    found = {}
+    for strategy in strategies:
+        for kind in TASKS:
+            module, used = task(folder, kind, train_vision=True), trainer(strategy, world)
+            used.fit(module, mixed_batches(world))
+            found[strategy, kind] = result(used, module)
+    return found
+
+
+def save(folder, strategies, world):
+    """One step of alignment, saved."""
+    for strategy in strategies:
+        module, used = task(folder, "align", adam), trainer(strategy, world)
+        used.fit(module, data(folder, world))
+        used.save_checkpoint(folder / f"{strategy}.ckpt")
+
+
+def resume(folder, strategies, world):
+    """The second step, from each checkpoint that there is, under each strategy."""
+    found = {}
+    for path in sorted(folder.glob("*.ckpt")):
+        for strategy in strategies:
+            module, used = task(folder, "align", adam), trainer(strategy, world, steps=2)
+            used.fit(module, data(folder, world), ckpt_path=path, weights_only=False)
+            found[path.stem, strategy] = result(used, module)
+    return found
+
+
+def save_and_resume(folder, strategies, world):
+    """Both, in the same processes."""
+    save(folder, strategies, world)
+    return resume(folder, strategies, world)
+
+
+def differ(folder, strategies, world):
+    """The errors of runs whose ranks do not hold the same."""
+    rank = int(os.environ["RANK"])
+    found = {}
+    for name in ("options", "drafter", "verifier", "data", "loss"):
+        options = {"seed": rank} if name == "options" else {}
+        if name == "verifier":
+            options = {"verifier": str(folder / f"verifier{rank}")}
+        module = task(folder, "kd", **options)
+        if name == "drafter":
+            torch.manual_seed(rank)
+        if name == "loss" and rank == 1:
+            module.training_step = spoilt(module.training_step)
+        batches = data(folder, world, seed=rank if name == "data" else 0)
+        try:
+            trainer("ddp", world, callbacks=[StopOnBadLoss()]).fit(module, batches)
+        except ValueError as error:
+            found[name] = str(error)
+    return found
+
+
+def spoilt(training_step):
+    return lambda *args: training_step(*args) * float("nan")
+
+
+def spawn(words, world=2, timeout=900):
+    """Starts a program as torchrun would, once per rank; returns what each printed."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    paths = [ROOT, ROOT / "tests", Path(__file__).parent]
+    shared = {"PYTHONPATH": os.pathsep.join(map(str, paths)), "OMP_NUM_THREADS": "1"}
+    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "test"}
+    shared |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "GROUP_RANK": "0"}
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-m", *words],
+            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    try:
+        texts = [process.communicate(timeout=timeout)[0] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    assert all(process.returncode == 0 for process in running), "\n\n".join(text[-3000:] for text in texts)
+    return texts
+
+
+def launch(folder, scenario, world=2):
+    """Runs a function of this file in several processes; returns each rank's result."""
+    spawn(["runs", str(folder), scenario, str(world)], world)
+    return [torch.load(folder / f"{scenario}{rank}.pt", weights_only=False) for rank in range(world)]
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    place, name, number = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    torch.save(globals()[name](place, TOGETHER, number), place / f"{name}{os.environ['RANK']}.pt")

@@ -1,0 +1,161 @@
+"""Several processes do what one process does, and what they leave fits one process and other strategies."""
+
+import json
+from collections import Counter
+
+import pytest
+import runs
+import torch
+import yaml
+from helpers import fresh_backbone, save_backbone
+
+from tiger.cli import main
+from tiger.drafting.saving import load_drafter
+
+pytestmark = pytest.mark.dist
+STAGES = [(strategy, kind) for strategy in runs.TOGETHER for kind in runs.TASKS]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pair")
+    runs.save_pair(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def step(folder):
+    return runs.step(folder, runs.ALONE, 1), runs.launch(folder, "step")
+
+
+def distance(left, right):
+    assert left.keys() == right.keys()
+    return max(float((left[name] - right[name]).abs().max()) for name in left)
+
+
+@pytest.mark.parametrize(("strategy", "kind"), STAGES)
+def test_a_step_of_two_ranks_equals_one_of_a_single_process(step, strategy, kind):
+    alone, ranks = step[0]["auto", kind], [rank[strategy, kind] for rank in step[1]]
+    assert distance(alone["weights"], alone["start"]["weights"]) > 1e-2, "the step moved nothing"
+    for rank in ranks:
+        assert distance(rank["weights"], alone["weights"]) < 1e-5
+        assert distance(rank["start"]["weights"], alone["start"]["weights"]) == 0
+        for name in ("loss/total", "loss/guidance"):
+            assert rank["metrics"][name] == pytest.approx(alone["metrics"][name], abs=1e-5)
+        assert rank["metrics"].keys() == alone["metrics"].keys()
+
+
+@pytest.mark.parametrize(("strategy", "kind"), STAGES)
+def test_accepted_length_is_a_ratio_of_sums_over_ragged_ranks(step, strategy, kind):
+    alone, ranks = step[0]["auto", kind], [rank[strategy, kind] for rank in step[1]]
+    assert len(ranks[0]["accepted"]) != len(ranks[1]["accepted"])
+    rounds = [item for rank in ranks for item in rank["accepted"]]
+    assert Counter(rounds) == Counter(alone["accepted"])
+    assert len(set(rounds)) > 1
+    for found in (alone, *ranks):
+        assert found["metrics"]["accept/length"] == pytest.approx(sum(rounds) / len(rounds), abs=1e-6)
+        before = found["start"]["metrics"]["accept/length"]
+        assert before == pytest.approx(alone["start"]["metrics"]["accept/length"], abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", runs.TASKS)
+def test_only_fsdp2_holds_shards_and_decoding_has_whole_weights(step, kind):
+    for rank in step[1]:
+        found = rank["fsdp2", kind]["sharded"]
+        assert all(name.startswith("_reference.") for name in found["in validation"])
+        kept = found["between steps"]
+        for prefix in (
+            "verifier.",
+            "_drafter.backbone.",
+            *(["_reference.backbone."] if kind == "align" else []),
+        ):
+            for layer in (0, 1):
+                stem = f"{prefix}model.model.language_model.layers.{layer}.self_attn.q_proj.weight"
+                assert stem in kept
+        assert {"_drafter.router.query.weight", "_drafter.router.key.weight"} <= kept
+        assert any("embed_tokens" in name for name in kept)
+        assert not any(".visual." in name for name in kept)
+        assert rank["ddp", kind]["sharded"] == {"between steps": set(), "in validation": set()}
+
+
+def test_a_rank_without_pictures_keeps_up_while_the_tower_learns(folder):
+    alone, ranks = runs.mixed(folder, runs.ALONE, 1), runs.launch(folder, "mixed")
+    for strategy, kind in STAGES:
+        for rank in ranks:
+            assert distance(rank[strategy, kind]["weights"], alone["auto", kind]["weights"]) < 1e-5
+    start = load_drafter(str(folder / "drafter")).state_dict()
+    moved = [n for n, value in alone["auto", "kd"]["weights"].items() if not torch.equal(value, start[n])]
+    assert any(".visual." in name for name in moved)
+
+
+def test_a_run_continues_under_another_strategy(tmp_path):
+    runs.save_pair(tmp_path)
+    module, used = runs.task(tmp_path, "align", runs.adam), runs.trainer("auto", 1, steps=2)
+    used.fit(module, runs.data(tmp_path, 1))
+    expected = runs.result(used, module)["weights"]
+    runs.save(tmp_path, runs.ALONE, 1)
+    ranks = runs.launch(tmp_path, "save_and_resume")
+    saved = {n: torch.load(tmp_path / f"{n}.ckpt", weights_only=False) for n in ("auto", *runs.TOGETHER)}
+    for checkpoint in saved.values():
+        assert checkpoint["state_dict"].keys() == saved["auto"]["state_dict"].keys()
+        assert distance(checkpoint["state_dict"], saved["auto"]["state_dict"]) < 1e-5
+        own, other = checkpoint["optimizer_states"][0], saved["auto"]["optimizer_states"][0]
+        assert own["state"].keys() == other["state"].keys()
+        assert own["param_groups"][0]["params"] == other["param_groups"][0]["params"]
+    first = {
+        n.removeprefix("_drafter."): v for n, v in saved["auto"]["state_dict"].items() if "_drafter" in n
+    }
+    assert distance(expected, first) > 1e-3, "the second step moved nothing"
+    resumed = [*ranks, runs.resume(tmp_path, runs.ALONE, 1)]
+    assert [len(found) for found in resumed] == [6, 6, 3]
+    for found in resumed:
+        for end in found.values():
+            assert distance(end["weights"], expected) < 1e-4
+
+
+def test_ranks_that_differ_are_named(folder):
+    for number, seed in enumerate((0, 9)):
+        save_backbone(fresh_backbone("verifier", seed, 2), folder / f"verifier{number}")
+    for found in runs.launch(folder, "differ"):
+        for name in ("options", "drafter", "verifier"):
+            assert f"{name}: rank 1" in found[name]
+            assert "All processes must start from the same files" in found[name]
+        assert "training data: rank 1" in found["data"]
+    rank_0, rank_1 = (torch.load(folder / f"differ{rank}.pt")["loss"] for rank in range(2))
+    assert "Another rank's loss is not finite at step 0" in rank_0
+    assert "The loss is nan at step 0" in rank_1
+
+
+@pytest.mark.parametrize("strategy", runs.TOGETHER)
+def test_the_command_line_leaves_one_set_of_files(folder, tmp_path, strategy):
+    every_step = {"class_path": "ModelCheckpoint", "init_args": {"every_n_train_steps": 1, "save_last": True}}
+    (tmp_path / "save.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks+": [every_step]}}))
+    parts = ["trainer/base", f"trainer/{strategy}", "trainer/cpu", "data/synthetic_tiny", "stage/kd"]
+    words = ["fit", *(f"--config={runs.ROOT}/configs/{part}.yaml" for part in parts)]
+    words += [f"--config={tmp_path / 'save.yaml'}"]
+    words += [f"--model.init_args.{role}={folder / role}" for role in ("verifier", "drafter")]
+    words += [f"--data.init_args.cache_dir={tmp_path / 'cache'}", "--data.init_args.num_train=4"]
+    words += ["--data.init_args.num_validation=3", "--data.init_args.num_test=0"]
+    words += ["--model.init_args.max_new_tokens=8", "--data.init_args.max_new_tokens=8"]
+    words += [f"--trainer.logger.init_args.save_dir={tmp_path}", "--trainer.logger.init_args.name=run"]
+    words += ["--model.init_args.verifier_dtype=float32", "--trainer.enable_progress_bar=false"]
+    together = ["--trainer.devices=2", "--data.init_args.batch_size=1", "--trainer.max_epochs=1"]
+    texts = runs.spawn(["tiger", *words, *together])
+    assert sorted("Verifier answers" in text for text in texts) == [False, True]
+    run = tmp_path / "run"
+    assert len(list(run.glob("events.out.tfevents.*"))) == 1
+    assert json.loads((run / "provenance.json").read_text())["world_size"] == 2
+    notes = json.loads((run / "drafter/drafter.json").read_text())
+    assert (notes["task"], notes["step"]) == ("KDWarmStart", 1)
+    checkpoint = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
+    weights = {
+        name.removeprefix("_drafter."): value
+        for name, value in checkpoint["state_dict"].items()
+        if name.startswith("_drafter.")
+    }
+    assert distance(weights, load_drafter(str(run / "drafter")).state_dict()) == 0
+    answers = [json.loads(line)["id"] for line in next(tmp_path.rglob("responses.jsonl")).open()]
+    assert len(answers) == len(set(answers)) == 4
+    alone = ["--trainer.devices=1", "--trainer.strategy=auto", "--data.init_args.batch_size=2"]
+    resumed = main([*words, *alone, "--trainer.max_epochs=2", "--ckpt_path=last"])
+    assert resumed.trainer.global_step == 2
