@@ -131,9 +131,7 @@ def main() -> None:
     print(f"outside model calls at batch 1: {share:.1%} of a round (at most {LIMIT:.0%})")
     print(f"{'batch':>5} {'autoregressive':>15} {'tiger':>9} {'speedup':>8}   tokens/s")
     for row in rows:
-        print(
-            f"{row['batch']:5} {row['autoregressive']:15.0f} {row['tiger']:9.0f} {row['speedup']:7.2f}x"
-        )
+        print(f"{row['batch']:5} {row['autoregressive']:15.0f} {row['tiger']:9.0f} {row['speedup']:7.2f}x")
     if options.json:
         first = rows[0]["speedup"]
         print(json.dumps({"ratio": first, "equal": True, "outside_model_calls": share, "curve": rows}))

@@ -98,7 +98,7 @@ class BlockCache(Cache):
             )
 
     def slots(self, count: int) -> tuple[Tensor, Tensor]:
-        """Row and slot indices [B, count] of the next `count` tokens of each row, the same for every layer."""
+        """Row and slot indices [B, count] of the next `count` tokens of each row; all layers share them."""
         if self._slots is None or self._slots[0].shape[1] != count:
             rows = torch.arange(self.num_rows, device=self.device)[:, None].expand(-1, count)
             start = torch.tensor(self.lengths, device=self.device)
