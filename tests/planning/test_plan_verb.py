@@ -80,9 +80,14 @@ def test_trainer_files_count(capsys):
 
 @pytest.mark.parametrize(
     ("option", "message"),
-    [("--answer_tokens=0", "answer_tokens is 0"), ("--visual_tokens=-1", "visual_tokens is -1")],
+    [
+        ("--answer_tokens=0", "answer_tokens is 0"),
+        ("--visual_tokens=-1", "visual_tokens is -1"),
+        ("--model.init_args.verifier_dtype=int3", "verifier_dtype is 'int3'; choose one of float32"),
+        ("--gpu_memory=much", "gpu_memory is 'much'"),
+    ],
 )
-def test_sizes_out_of_range_are_refused(option, message):
+def test_values_out_of_range_are_refused(option, message):
     with pytest.raises(ValueError, match=message):
         main(["plan", *words("stage/kd_tiny.yaml", "pair/tiny.yaml"), option])
 

@@ -120,6 +120,8 @@ def _stage(task: DraftTask, trainer: Namespace, drafter: Any) -> Stage:
     precision = str(trainer.precision)
     align = isinstance(task, AcceptanceAlignment)
     guided = options.guidance_weight and options.selector in (None, "routed")
+    if options.verifier_dtype not in WIDTHS:
+        raise ValueError(f"verifier_dtype is {options.verifier_dtype!r}; choose one of {', '.join(WIDTHS)}.")
     cpu = trainer.accelerator == "cpu"
     half = precision in ("bf16-true", "16-true", "bf16", "16")
     return Stage(
