@@ -20,7 +20,7 @@ SMALL = ["--trainer.fast_dev_run=true", "--trainer.callbacks=[]", "--data.init_a
 
 def test_the_readme_holds_the_commands_that_are_tested_here():
     assert [line for line in COMMANDS if line.startswith("make")] == ["make demo", "make test"]
-    assert [words[0] for words in TIGER] == ["generate", "benchmark", "fit", "fit", "fit"]
+    assert [words[0] for words in TIGER] == ["generate", "benchmark", "fit", "fit", "fit", "plan"]
     assert len(TIGER) + 2 == len(COMMANDS)
 
 
@@ -61,6 +61,12 @@ def test_real_pair_command_is_valid(monkeypatch, capsys):
         main([*TIGER[4], "--print_config"])
     assert stop.value.code == 0
     assert "Qwen/Qwen3-VL-8B-Instruct" in capsys.readouterr().out
+
+
+def test_plan(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    main(TIGER[5])
+    assert "largest on 80GiB: training batch" in capsys.readouterr().out
 
 
 def test_python_example():

@@ -18,6 +18,7 @@ VERBS = {
     "predict": "Decode the prediction split and return the generations.",
     "generate": "Answer one prompt about an image, showing rounds and speed.",
     "benchmark": "Compare decoders on a data split: AccLen, speed, exactness.",
+    "plan": "Memory and work of a pair and a stage, before any weights are there.",
 }
 PROGRAM = "python -m tiger"
 EXTENDS = "extends"
@@ -58,6 +59,10 @@ def main(args: list[str] | None = None) -> Any:
     try:
         if verb in {"generate", "benchmark"}:
             return _call(_function(verb), verb, options)
+        if verb == "plan":
+            from tiger.training.planning import plan
+
+            return plan(options)
         return _lightning(verb, options)
     except torch.OutOfMemoryError as error:
         raise torch.OutOfMemoryError(f"{error}\n{SAVE_MEMORY}") from error

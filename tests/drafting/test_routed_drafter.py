@@ -3,8 +3,10 @@ import torch
 from helpers import hf_inputs, picture, prompts, tiny_backbone, tiny_drafter
 
 from tiger.backbones.base import Prompt
+from tiger.backbones.cache import BlockCache
 from tiger.decoding.acceptance import Sampling
 from tiger.decoding.records import PhaseTimer
+from tiger.decoding.speculative import SpeculativeDecoder
 from tiger.drafting.base import TokenTree
 from tiger.drafting.routed import RoutedDrafter
 
@@ -187,3 +189,25 @@ def test_chains_and_trees():
     assert TokenTree(tokens).parents == (-1, 0, 1)
     assert TokenTree(tokens).is_chain
     assert not TokenTree(tokens, (-1, 0, 0)).is_chain
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 8])
+def test_a_ragged_block_makes_its_masks_once(monkeypatch, block_size):
+    verifier, made, rounds = tiny_backbone("verifier"), [], []
+    drafter = tiny_drafter()
+    mask, propose = BlockCache.mask, drafter.propose
+
+    def spy(self, count, tree=None):
+        made.append(self)
+        return mask(self, count, tree)
+
+    def counted(state, *args):
+        before = len([cache for cache in made if cache is state.text.cache])
+        tree = propose(state, *args)
+        rounds.append(len([cache for cache in made if cache is state.text.cache]) - before)
+        return tree
+
+    monkeypatch.setattr(BlockCache, "mask", spy)
+    monkeypatch.setattr(drafter, "propose", counted)
+    SpeculativeDecoder(verifier, drafter, block_size, 12).generate(prompts(3))
+    assert set(rounds) <= {2, 3}  # pending tokens, routed context, and the whole chain of a ragged batch

@@ -68,6 +68,7 @@ class BlockCache(Cache):
         self.capacity = capacity
         self.device = torch.device(device)
         self.lengths = [0] * batch_size
+        self._slots: tuple[Tensor, Tensor] | None = None
 
     @property
     def max_length(self) -> int:
@@ -82,6 +83,7 @@ class BlockCache(Cache):
     def commit(self, counts: list[int]) -> None:
         """Counts the first tokens of the last pass in, one count per row (negative counts roll back)."""
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
+        self._slots = None
 
     def require(self, count: int) -> None:
         """Checks that `count` more tokens fit.
@@ -96,10 +98,12 @@ class BlockCache(Cache):
             )
 
     def slots(self, count: int) -> tuple[Tensor, Tensor]:
-        """Row and slot indices [B, count] of the next `count` tokens of each row."""
-        rows = torch.arange(self.num_rows, device=self.device)[:, None].expand(-1, count)
-        start = torch.tensor(self.lengths, device=self.device)
-        return rows, start[:, None] + torch.arange(count, device=self.device)
+        """Row and slot indices [B, count] of the next `count` tokens of each row; all layers share them."""
+        if self._slots is None or self._slots[0].shape[1] != count:
+            rows = torch.arange(self.num_rows, device=self.device)[:, None].expand(-1, count)
+            start = torch.tensor(self.lengths, device=self.device)
+            self._slots = rows, start[:, None] + torch.arange(count, device=self.device)
+        return self._slots
 
     def mask(self, count: int, tree: Tensor | None = None) -> Tensor | None:
         """Attention mask [B, 1, count, max_length + count] (True: attend) for the next `count` tokens.
@@ -114,11 +118,14 @@ class BlockCache(Cache):
         if count == 1 and self.is_uniform:
             return None
         width = self.max_length + count
+        if self.is_uniform and tree is None:
+            mask = torch.ones(count, width, dtype=torch.bool, device=self.device).tril(self.max_length)
+            return mask.expand(self.num_rows, 1, -1, -1)
         if tree is None:
             tree = torch.ones(count, count, dtype=torch.bool, device=self.device).tril()
         if self.is_uniform:
             past = torch.ones(count, self.max_length, dtype=torch.bool, device=self.device)
-            return torch.cat([past, tree], dim=1)[None, None].expand(self.num_rows, 1, count, width)
+            return torch.cat([past, tree], dim=1).expand(self.num_rows, 1, -1, -1)
         lengths = torch.tensor(self.lengths, device=self.device)
         columns = torch.arange(width, device=self.device)
         mask = (columns < lengths[:, None])[:, None, :].expand(-1, count, -1).clone()
@@ -132,3 +139,4 @@ class BlockCache(Cache):
             layer.keys, layer.values = layer.keys[index], layer.values[index]
         self.lengths = [self.lengths[row] for row in rows]
         self.num_rows = len(rows)
+        self._slots = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -74,8 +74,8 @@ class Reader:
         width = max(sizes)
         padded = [tokens + [0] * (width - len(tokens)) for tokens in self.pending]
         hidden = self.step(backbone, torch.tensor(padded, device=backbone.device))
-        device = hidden.device
-        last = hidden[torch.arange(len(sizes), device=device), torch.tensor(sizes, device=device) - 1]
+        ends = torch.tensor([size - 1 for size in sizes], device=hidden.device)
+        last = hidden[torch.arange(len(sizes), device=hidden.device), ends]
         self.commit(sizes if keep_root else [size - 1 for size in sizes])
         self.pending = [tokens[len(tokens) if keep_root else -1 :] for tokens in self.pending]
         return last
@@ -89,6 +89,30 @@ class Reader:
         )
         self.cache.require(count)
         return backbone.run(backbone.embed(tokens), positions, self.cache.mask(count), self.cache)
+
+    def chain(self, backbone: Backbone, count: int) -> Callable[[Tensor], Tensor]:
+        """Makes the positions and masks of the next `count` tokens once, for reading them one by one.
+
+        Returns:
+            A function from tokens [B] to their hidden states [B, D], to be called at most `count` times; each
+            call counts its token in.
+        """
+        self.cache.require(count)
+        start, past = torch.tensor(self.next_positions, device=backbone.device), self.cache.max_length
+        positions = start[:, None] + torch.arange(count, device=backbone.device)
+        positions = positions.expand(backbone.num_axes, -1, -1)
+        mask = None if self.cache.is_uniform else self.cache.mask(count)
+        ones = [1] * len(self.next_positions)
+
+        def read(tokens: Tensor) -> Tensor:
+            index = self.cache.max_length - past
+            visible = None if mask is None else mask[:, :, index : index + 1, : past + index + 1]
+            step = positions[:, :, index : index + 1]
+            hidden = backbone.run(backbone.embed(tokens[:, None]), step, visible, self.cache)
+            self.commit(ones)
+            return hidden[:, 0]
+
+        return read
 
     def commit(self, counts: list[int]) -> None:
         """Counts text tokens of the last pass in (negative counts roll back)."""

@@ -157,9 +157,10 @@ class RoutedDrafter(nn.Module):
         """Chosen rows and scores of each request; a text-only request has none."""
         rows, scores = [], []
         for index, bank in enumerate(state.banks):
-            score = bank.tokens.new_zeros(len(bank))
             if hidden is not None and len(bank):
                 score = self.router(hidden[None, index : index + 1], state.keys[index][None])[0, 0]
+            else:
+                score = bank.tokens.new_zeros(len(bank))
             scores.append(score)
             if len(bank):
                 rows.append(
@@ -180,15 +181,22 @@ class RoutedDrafter(nn.Module):
         counts = [len(row) + 1 for row in rows]
         width = max(counts)
         roots = self.backbone.embed(torch.tensor([pending[-1] for pending in reader.pending], device=device))
-        embeddings = roots.new_zeros(len(rows), width, roots.shape[-1])
-        positions = torch.zeros(self.backbone.num_axes, len(rows), width, dtype=torch.long, device=device)
-        visual = torch.zeros(len(rows), width, dtype=torch.bool, device=device)
-        for index, (row, bank) in enumerate(zip(rows, state.banks, strict=True)):
-            count = len(row)
-            embeddings[index, :count], embeddings[index, count] = bank.tokens[row], roots[index]
-            positions[:, index, :count] = bank.position_ids[:, row]
-            positions[:, index, count] = reader.next_positions[index]
-            visual[index, :count] = True
+        # Places behind a row's root repeat it; nobody sees them.
+        embeddings = torch.stack(
+            [
+                torch.cat([bank.tokens[row], root.expand(width - len(row), -1)])
+                for row, bank, root in zip(rows, state.banks, roots, strict=True)
+            ]
+        )
+        positions = torch.stack(
+            [
+                torch.nn.functional.pad(bank.position_ids[:, row], (0, width - len(row)), value=position)
+                for row, bank, position in zip(rows, state.banks, reader.next_positions, strict=True)
+            ],
+            dim=1,
+        )
+        last = torch.tensor([len(row) for row in rows], device=device)
+        visual = torch.arange(width, device=device) < last[:, None]
         layers = range(len(state.banks[0].deepstack))
         deepstack = [
             torch.cat([b.deepstack[i][r] for b, r in zip(state.banks, rows, strict=True)]) for i in layers
@@ -198,7 +206,6 @@ class RoutedDrafter(nn.Module):
         hidden = self.backbone.run(embeddings, positions, mask, reader.cache, visual, deepstack)
         reader.cache.commit(counts)
         reader.next_positions = [p + 1 for p in reader.next_positions]
-        last = torch.tensor(counts, device=device) - 1
         return reader, hidden[torch.arange(len(rows), device=device), last], counts
 
     def _open_inline(self, state: RoutedState, rows: list[Tensor]) -> tuple[Reader, Tensor, list[int]]:
@@ -218,6 +225,7 @@ class RoutedDrafter(nn.Module):
     def _draft(self, state: RoutedState, reader: Reader, hidden: Tensor, block_size: int) -> TokenTree:
         """Draws a chain token by token; `reader` stands behind the root."""
         tokens, probabilities = [], []
+        read = reader.chain(self.backbone, block_size - 1)
         for step in range(block_size):
             logits = self.backbone.logits(hidden)
             if state.sampling.is_greedy:
@@ -229,8 +237,7 @@ class RoutedDrafter(nn.Module):
                 probabilities.append(probability)
             tokens.append(chosen)
             if step < block_size - 1:
-                hidden = reader.step(self.backbone, chosen[:, None])[:, 0]
-                reader.commit([1] * len(chosen))
+                hidden = read(chosen)
         return TokenTree(
             torch.stack(tokens, 1), probabilities=torch.stack(probabilities, 1) if probabilities else None
         )

@@ -1,0 +1,223 @@
+"""Adds the formulas up: memory of a training stage and of decoding, what fits a card, work per token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from tiger.planning import flops, memory
+from tiger.planning.shapes import Shape
+from tiger.planning.workload import Pass, Workload
+
+PARTS = ("weights", "gradients", "optimizer", "KV", "activations", "logits")
+USABLE = 0.92  # of a card; the rest goes to its context, to kernels' workspaces and to fragmentation
+LARGEST = 1 << 16
+
+
+@dataclass(frozen=True)
+class Stage:
+    """How a drafter is trained.
+
+    Attributes:
+        align: Whether this is acceptance alignment; otherwise KD.
+        reference: Whether there is a divergence to the warm-started drafter.
+        verifier_width: Bytes of a verifier weight.
+        mixed: Whether products are in half precision (autocast).
+        drafter_width: Bytes of a drafter weight, gradient and optimizer value.
+        fused: Whether attention has a fused kernel for masks with gradients, as on GPUs.
+        foreach: Whether the optimizer holds a copy of all gradients in its step, as on GPUs.
+        states: Optimizer values per trainable parameter; 2 for Adam.
+        guidance_layers: Verifier layers whose attention guides the router, 0 without guidance.
+        train_vision: Whether the drafter's tower learns.
+        adapters: Parameters of LoRA; None if all weights learn.
+        recompute: Whether layers are recomputed in the backward pass.
+    """
+
+    align: bool
+    reference: bool = False
+    verifier_width: int = 2
+    mixed: bool = True
+    drafter_width: int = 4
+    fused: bool = True
+    foreach: bool = True
+    states: float = 2.0
+    guidance_layers: int = 4
+    train_vision: bool = False
+    adapters: int | None = None
+    recompute: bool = False
+
+    def trainable(self, drafter: Shape) -> int:
+        """Parameters that learn: the router with the adapters, or with all but a frozen tower."""
+        if self.adapters is not None:
+            return self.adapters + drafter.router
+        return drafter.parameters + drafter.router - (0 if self.train_vision else drafter.vision)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of the parts in `PARTS` for each model, and the peak of each phase of a step."""
+
+    verifier: dict[str, int]
+    drafter: dict[str, int]
+    phases: dict[str, int]
+
+    @property
+    def peak(self) -> int:
+        """The largest phase."""
+        return max(self.phases.values())
+
+
+def training_memory(verifier: Shape, drafter: Shape, work: Workload, stage: Stage) -> Memory:
+    """Memory of a training step on one device that holds both models whole.
+
+    Weights, gradients and optimizer values are always there. On top of them come, in turn: the drafter's pass
+    over the text and the verifier's working set; all of the drafter's activations and the logits; and the
+    optimizer's copy of the gradients. Weights include 2-byte copies of the drafter's matrices if mixed, and
+    the reference, unless adapters are switched off for it.
+    """
+    trainable, width = stage.trainable(drafter), stage.drafter_width
+    runs, guided = work.drafter_passes(), stage.guidance_layers > 0
+    copies = 2 * (drafter.linear + drafter.head) if stage.mixed and width == 4 else 0
+    whole = (drafter.parameters + drafter.router + (stage.adapters or 0)) * width
+    reference = whole if stage.align and stage.reference and stage.adapters is None else 0
+    lessons = (
+        work.batch * work.answer_tokens * (verifier.hidden * stage.verifier_width + work.visual_tokens * 4)
+    )
+    reading = memory.reading_bytes(verifier, work.verifier_passes(False)[0], guided, stage.verifier_width)
+    judged = work.verifier_passes(stage.align)[-1]
+    seen = judged.rows * judged.keys if stage.align else 0
+    if stage.align:
+        logits = memory.align_logit_bytes(verifier.vocab, work.scored, stage.mixed, stage.reference)
+    else:
+        logits = memory.kd_logit_bytes(verifier.vocab, work.scored, stage.mixed)
+    tower = memory.tower_bytes(drafter, work.visual_tokens, work.batch, stage.mixed)
+    kept = memory.activation_bytes(drafter, runs, stage.mixed, stage.fused, stage.recompute)
+    kept += tower if stage.train_vision else 0
+    big = {
+        "weights": verifier.parameters * stage.verifier_width,
+        "gradients": 0,
+        "optimizer": 0,
+        "KV": memory.cache_bytes(verifier, 1, seen, stage.verifier_width),
+        "activations": reading + lessons,
+        "logits": logits[0],
+    }
+    small = {
+        "weights": whole + reference + copies,
+        "gradients": trainable * width,
+        "optimizer": round(trainable * stage.states * width),
+        "KV": memory.kept_cache_bytes(drafter, runs, stage.mixed),
+        "activations": kept,
+        "logits": logits[1],
+    }
+    fixed = sum(part[name] for part in (big, small) for name in ("weights", "gradients", "optimizer"))
+    text = memory.activation_bytes(drafter, runs[:1], stage.mixed, stage.fused, stage.recompute)
+    text += memory.kept_cache_bytes(drafter, runs[:1], stage.mixed) + (tower if stage.train_vision else 0)
+    phases = {
+        "verifier reads": fixed + text + reading + lessons + big["KV"],
+        "loss": fixed + kept + small["KV"] + big["KV"] + lessons + sum(logits),
+        "optimizer step": fixed + (trainable * width if stage.foreach else 0),
+    }
+    return Memory(big, small, phases)
+
+
+def decoding_memory(verifier: Shape, drafter: Shape, work: Workload, width: int) -> Memory:
+    """Memory of decoding: caches of prompt, answer, block and root, and the working set of the prompt's pass.
+
+    The drafter's cache also has room for all visual tokens, which its layout may show it.
+    """
+    room = work.answer_tokens + work.block_size + 1
+    parts = []
+    for shape, prompt, extra, scored in (
+        (verifier, work.prompt_tokens + work.visual_tokens, 0, work.block_size + 1),
+        (drafter, work.prompt_tokens + 1, work.visual_tokens + 2, 1),
+    ):
+        parts.append(
+            {
+                "weights": (shape.parameters + (drafter.router if shape is drafter else 0)) * width,
+                "gradients": 0,
+                "optimizer": 0,
+                "KV": memory.cache_bytes(shape, work.batch, prompt + room + extra, width),
+                "activations": memory.reading_bytes(shape, Pass(work.batch, prompt, prompt), False, width),
+                "logits": work.batch * scored * shape.vocab * width,
+            }
+        )
+    fixed = sum(part["weights"] + part["KV"] for part in parts)
+    phases = {
+        "prefill": fixed + max(part["activations"] for part in parts),
+        "verify": fixed + parts[0]["logits"] + parts[1]["logits"],
+    }
+    return Memory(parts[0], parts[1], phases)
+
+
+def largest(peak: Callable[[int], int], budget: float) -> int:
+    """The largest size from 1 to 65,536 whose peak fits the budget, 0 if none does; bisection."""
+    low, high = 0, LARGEST
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if peak(middle) <= budget else (low, middle - 1)
+    return low
+
+
+def fitting(verifier: Shape, drafter: Shape, work: Workload, stage: Stage, budget: int) -> dict[str, int]:
+    """The largest batch, group (alignment) and decoding batch that fit a card of `budget` bytes.
+
+    Args:
+        verifier: Sizes of the verifier.
+        drafter: Sizes of the drafter.
+        work: The configured sizes; each answer changes one of them.
+        stage: How the drafter is trained.
+        budget: Memory of the card, of which 92 % count as usable.
+    """
+
+    def training(batch: int, group: int) -> int:
+        return training_memory(verifier, drafter, replace(work, batch=batch, group=group), stage).peak
+
+    def decoding(batch: int) -> int:
+        return decoding_memory(verifier, drafter, replace(work, batch=batch), stage.verifier_width).peak
+
+    found = {"training batch": largest(lambda size: training(size, work.group), USABLE * budget)}
+    if stage.align:
+        found["group"] = largest(lambda size: training(work.batch, size), USABLE * budget)
+    return found | {"decoding batch": largest(decoding, USABLE * budget)}
+
+
+@dataclass(frozen=True)
+class Work:
+    """Work of one pass: its operations, its memory traffic (0: not counted) and its tokens."""
+
+    flops: int
+    bytes: int
+    tokens: int
+
+
+def work_per_pass(verifier: Shape, drafter: Shape, work: Workload, stage: Stage) -> dict[str, Work]:
+    """Operations and traffic of a decoding step, of verification, of a draft step, and of a training step.
+
+    Decoding passes stand at the middle of the answer.
+    """
+    rows, count, width = work.batch, work.block_size + 1, stage.verifier_width
+    half = work.answer_tokens // 2
+    seen, text = work.prompt_tokens + work.visual_tokens + half, work.prompt_tokens + 1 + half
+    shown = text + work.routed_tokens
+    training = flops.training_flops(
+        verifier,
+        drafter,
+        work,
+        stage.align,
+        stage.reference,
+        stage.guidance_layers,
+        stage.adapters is not None,
+        stage.recompute,
+        stage.train_vision,
+    )
+
+    def step(shape: Shape, queries: int, keys: int) -> Work:
+        operations = flops.forward_flops(shape, rows, queries, keys)
+        return Work(operations, flops.forward_bytes(shape, rows, keys, width), rows * queries)
+
+    return {
+        "autoregressive step": step(verifier, 1, seen + 1),
+        f"verify {count} tokens": step(verifier, count, seen + count),
+        "draft step": step(drafter, 1, shown + 1),
+        "training step": Work(training, 0, work.scored),
+    }
