@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import AutoConfig, LlavaNextConfig, PretrainedConfig, Qwen2_5_VLConfig, Qwen3VLConfig
 
-from tiger.backbones.loading import resolve
+from tiger.backbones.folders import CONFIG, resolve
 
 
 def _qwen3_vl(
@@ -117,13 +117,12 @@ def load_config(name_or_path: str) -> PretrainedConfig:
     Raises:
         FileNotFoundError: If there is no config.json, or the hub cannot be reached.
     """
-    path = resolve(name_or_path)
-    if path in KNOWN and not Path(path).exists():
-        build, *sizes = KNOWN[path]
+    if name_or_path in KNOWN and not Path(name_or_path).exists():
+        build, *sizes = KNOWN[name_or_path]
         config: PretrainedConfig = build(*sizes)
         return config
     try:
-        return AutoConfig.from_pretrained(path)
+        return AutoConfig.from_pretrained(resolve(name_or_path, [CONFIG]))
     except OSError as error:
         raise FileNotFoundError(
             f"Found no config.json of {name_or_path!r}, neither in a folder of that name nor on the hub. "

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -68,7 +69,8 @@ class FSDP2Strategy(ModelParallelStrategy):
             path, mmap=True, map_location="cpu", weights_only=weights_only
         )
         weights = checkpoint.pop("state_dict")
-        check_weights(self.model.state_dict(), weights)
+        own = nn.Module.state_dict(self.model)
+        check_weights(own, weights, self.model.state_dict().keys())
         options = StateDictOptions(full_state_dict=True, strict=False)
         set_model_state_dict(self.model, weights, options=options)
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=False):
