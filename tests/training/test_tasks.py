@@ -7,8 +7,8 @@ from helpers import prompts, save_backbone, save_pair, tiny_backbone
 from data_modules.collate import Batch, Example
 from tiger.backbones.base import assemble
 from tiger.training import AcceptanceAlignment, KDWarmStart
-from tiger.training.acceptance_alignment import until_end
 from tiger.training.kd_warm_start import answer_blocks, teacher_hidden
+from tiger.training.rollouts import Rollouts
 from tiger.training.teacher import Teacher, resample
 
 TASKS = {"kd": KDWarmStart, "align": AcceptanceAlignment}
@@ -99,19 +99,18 @@ def test_alignment_raises_its_reward(pair, objective, rate):
 
 
 def test_kd_in_alignment_counts_where_the_draft_is_still_alive(pair):
-    teacher, student = torch.randn(2, 1, 1, 1, 3, 5)
-    blocks = torch.tensor([[[[0, 3, 2]]]])
-    inside = torch.ones_like(blocks, dtype=torch.bool)
-    losses = [
-        task(pair, "align", kd_weight=weight)._objective(teacher, student, blocks, inside, None, 1)
-        for weight in (0.0, 1.0)
-    ]
-    p, q = teacher[0, 0, 0].softmax(-1), student[0, 0, 0].softmax(-1)
-    reach, expected = 1.0, 0.0
-    for step, token in enumerate((0, 3, 2)):
-        expected += reach * (p[step] * (p[step] / q[step]).log()).sum()
-        reach *= (p[step, token] / q[step, token]).clamp(max=1.0)
-    torch.testing.assert_close(losses[1] - losses[0], expected)
+    chance = torch.tensor([1.0, 0.5, 0.4]).expand(1, 1, 2, 3)
+    counts = torch.tensor([[True, True, True], [True, True, False]])[None, None]
+    chosen, kd, tests = -torch.rand(3, 1, 1, 2, 3)
+    rollouts = Rollouts(torch.zeros(1, 1, 2, 3).long(), counts, chance * counts, torch.zeros(1, 1, 2, 3, 4))
+    terms = {"chosen": chosen * counts, "entropy": chosen, "kd": kd * counts}
+    for chunk, reach in ((None, torch.tensor([1.0, 1.0, 0.5])), (2, torch.ones(3))):
+        options = {"beta": 0.0, "reward": "accepted_prefix", "rollout_chunk": chunk}
+        losses = [
+            task(pair, "align", kd_weight=w, **options)._objective(rollouts, terms, -tests)
+            for w in (0.0, 1.0)
+        ]
+        torch.testing.assert_close(losses[1] - losses[0], (kd * counts * reach).sum(-1).mean())
 
 
 def test_reference_divergence_is_zero_before_the_first_step(pair):
@@ -139,7 +138,9 @@ def test_teacher_judges_answers_and_blocks_like_a_plain_pass(pair):
     questions, answers = [e.prompt for e in examples], [e.response for e in examples]
     anchors = torch.tensor([[1, 4], [0, 7], [3, 3]])
     blocks = torch.randint(10, 400, (3, 2, 2, 4))
-    scored = teacher.score_blocks(teacher.prefixes(questions, answers), anchors, blocks)
+    branches = teacher.branches(teacher.prefixes(questions, answers), anchors, 2)
+    wanted = torch.ones(3, 4, 4, dtype=torch.bool)
+    scored = branches.states(blocks.flatten(1, 2), 0, wanted).view(3, 2, 2, 4, -1)
     lessons = teacher.read(questions, answers)
     hidden = teacher_hidden(lessons, anchors, 1)
     torch.testing.assert_close(hidden[:, :, 0], scored[:, :, 0, 0], atol=1e-4, rtol=1e-4)
@@ -182,11 +183,6 @@ def test_attention_is_carried_to_another_grid():
     peak = torch.zeros(1, 16)
     peak[0, 15] = 1.0
     assert resample(peak, [(1, 4, 4)], [(1, 2, 2)]).argmax() == 3
-
-
-def test_until_end_includes_the_first_end_token():
-    blocks = torch.tensor([[5, 2, 7, 2], [2, 5, 5, 5]])
-    assert until_end(blocks, (2,)).tolist() == [[True, True, False, False], [True, False, False, False]]
 
 
 def test_a_checkpoint_of_another_verifier_is_refused(pair, tmp_path):

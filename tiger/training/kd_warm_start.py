@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from data_modules.collate import Batch
@@ -38,22 +39,19 @@ class KDWarmStart(DraftTask):
         blocks, valid = answer_blocks(
             texts, [len(lesson.hidden) for lesson in lessons], anchors, self.block_size
         )
-        student = read_blocks(self.drafter, texts, routes, blocks[:, :, None])[:, :, 0][valid]
-        teacher = teacher_hidden(lessons, anchors, self.block_size)[valid]
-        divergence = chunked(
-            DIVERGENCES[self.options.loss],
-            self.verifier.logits,
-            self.drafter.backbone.logits,
-            teacher,
-            student,
-            self.options.temperature,
-        ).mean()
-        loss = divergence
+        hidden = read_blocks(self.drafter, texts, routes, blocks[:, :, None], valid[:, :, None])[:, :, 0]
+        teacher = teacher_hidden(lessons, anchors, self.block_size)
+        divergence, ce = chunked(
+            self._terms,
+            hidden[valid],
+            teacher[valid],
+            blocks[valid],
+            vocab_size=self.verifier.vocab_size,
+        ).mean(0)
         size = len(batch.examples)
         self.log("loss/kd", divergence, batch_size=size)
+        loss = divergence
         if self.options.ce_weight:
-            logits = self.drafter.backbone.logits(student).float()
-            ce = torch.nn.functional.cross_entropy(logits, blocks[valid])
             self.log("loss/ce", ce, batch_size=size)
             loss = loss + self.options.ce_weight * ce
         if self.options.guidance_weight and self.drafter.selector == "routed" and texts.bank.shape[1]:
@@ -63,6 +61,16 @@ class KDWarmStart(DraftTask):
             loss = loss + self.options.guidance_weight * guide
         self.log("loss/total", loss, batch_size=size, prog_bar=True)
         return loss
+
+    def _terms(self, student: Tensor, teacher: Tensor, tokens: Tensor) -> Tensor:
+        """Divergence and cross-entropy [P, 2] from hidden states [P, D] and the answer's tokens [P]."""
+        temperature = self.options.temperature
+        logits = self.drafter.backbone.logits(student)
+        target = self.verifier.logits(teacher)
+        divergence = DIVERGENCES[self.options.loss](target / temperature, logits / temperature)
+        if not self.options.ce_weight:
+            return torch.stack([divergence, torch.zeros_like(divergence)], -1)
+        return torch.stack([divergence, F.cross_entropy(logits.float(), tokens, reduction="none")], -1)
 
 
 def answer_blocks(texts: Texts, sizes: list[int], anchors: Tensor, block_size: int) -> tuple[Tensor, Tensor]:
