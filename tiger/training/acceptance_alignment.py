@@ -35,8 +35,8 @@ class AcceptanceAlignment(DraftTask):
         rollout_chunk: Tokens that are drafted before the verifier judges them; a block goes on only while all
             of it passed. The policy gradient stays what it is with whole blocks, for a fraction of the work;
             `kd_weight` and `beta` then count the tokens up to the first failed one, each fully. None drafts
-            whole blocks. Needs objective `policy`, credit `prefix`, layout `suffix`, and a reward that a failed
-            test ends: `accepted_prefix`, `binary`, or `expected_prefix` with the greedy test.
+            whole blocks. Needs objective `policy`, credit `prefix`, layout `suffix`, and reward
+            `accepted_prefix`, `binary`, or with test `greedy` also `expected_prefix`.
         temperature: Temperature of the drafts; the same one divides the logits of log q.
         kwargs: Options of `DraftTask`.
 
