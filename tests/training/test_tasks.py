@@ -7,7 +7,7 @@ from helpers import prompts, save_backbone, save_pair, tiny_backbone
 from data_modules.collate import Batch, Example
 from tiger.backbones.base import assemble
 from tiger.training import AcceptanceAlignment, KDWarmStart
-from tiger.training.kd_warm_start import answer_blocks, teacher_hidden
+from tiger.training.kd_warm_start import answer_blocks, teacher_rows
 from tiger.training.rollouts import Rollouts
 from tiger.training.teacher import Teacher, resample
 
@@ -142,7 +142,7 @@ def test_teacher_judges_answers_and_blocks_like_a_plain_pass(pair):
     wanted = torch.ones(3, 4, 4, dtype=torch.bool)
     scored = branches.states(blocks.flatten(1, 2), 0, wanted).view(3, 2, 2, 4, -1)
     lessons = teacher.read(questions, answers)
-    hidden = teacher_hidden(lessons, anchors, 1)
+    hidden = teacher_rows([lesson.hidden for lesson in lessons], anchors, 1)
     torch.testing.assert_close(hidden[:, :, 0], scored[:, :, 0, 0], atol=1e-4, rtol=1e-4)
     backbone = built.verifier
     for row, column, branch in ((0, 0, 1), (1, 1, 0), (2, 1, 1)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +25,7 @@ from tiger.drafting.saving import load_drafter
 from tiger.routing.selectors import SelectorName
 from tiger.training.checkpoints import VERIFIER_KEY, check_verifier, check_weights, fingerprint, load_stage
 from tiger.training.teacher import Lesson, Teacher, resample
+from tiger.training.teacher_cache import CachedLesson
 
 T = TypeVar("T")
 
@@ -232,7 +233,9 @@ class DraftTask(LightningModule, ABC):
             memory.update((e.prompt.id, value) for e, value in zip(new, make(new), strict=True))
         return [memory[example.prompt.id] for example in examples]
 
-    def block_attention(self, lessons: list[Lesson], texts: Texts, anchors: Tensor) -> Tensor:
+    def block_attention(
+        self, lessons: Sequence[Lesson | CachedLesson], texts: Texts, anchors: Tensor
+    ) -> Tensor:
         """Verifier attention to each bank token [B, A, N], averaged over the block behind each anchor."""
         result = torch.zeros(*anchors.shape, texts.bank.shape[1], device=anchors.device)
         for row, (lesson, bank) in enumerate(zip(lessons, texts.banks, strict=True)):

@@ -25,11 +25,13 @@ class Lesson:
         attention: Attention [R, N] of each answer token to the visual tokens, raised to a power and averaged
             over heads and layers.
         grids: Grids of the images that N runs over.
+        judgement: Names of the attributes that say what the verifier would have said.
     """
 
     hidden: Tensor
     attention: Tensor
     grids: tuple[Grid, ...]
+    judgement = ("hidden",)
 
 
 @dataclass
