@@ -19,7 +19,9 @@ VERBS = {
     "generate": "Answer one prompt about an image, showing rounds and speed.",
     "benchmark": "Compare decoders on a data split: AccLen, speed, exactness.",
     "plan": "Memory and work of a pair and a stage, before any weights are there.",
+    "data": "Prepare data: cache-teacher keeps the verifier's lessons for KD.",
 }
+DATA = {"cache-teacher": "Keep the verifier's likeliest tokens and its attention along the training answers."}
 PROGRAM = "python -m tiger"
 EXTENDS = "extends"
 SAVE_MEMORY = (
@@ -53,10 +55,12 @@ def main(args: list[str] | None = None) -> Any:
     if verb not in VERBS:
         print(f"{PROGRAM}: error: unknown verb {verb!r}; choose one of: {', '.join(VERBS)}.", file=sys.stderr)
         raise SystemExit(2)
-    options = expand_configs(words[1:])
     import torch
 
     try:
+        if verb == "data":
+            return _data(words[1:])
+        options = expand_configs(words[1:])
         if verb in {"generate", "benchmark"}:
             return _call(_function(verb), verb, options)
         if verb == "plan":
@@ -77,6 +81,22 @@ def usage() -> str:
         f"verbs:\n{verbs}\n\n"
         f"`{PROGRAM} VERB --help` lists its options; a later option or file overrides an earlier one."
     )
+
+
+def _data(words: list[str]) -> Any:
+    """Runs a sub-verb of `data`."""
+    name = words[0] if words else "--help"
+    if name in {"-h", "--help"}:
+        verbs = "\n".join(f"  {verb:<15}{line}" for verb, line in DATA.items())
+        print(f"usage: {PROGRAM} data VERB [--config FILE ...] [options]\n\nverbs:\n{verbs}")
+        raise SystemExit(0)
+    if name not in DATA:
+        known = ", ".join(DATA)
+        print(f"{PROGRAM} data: error: unknown verb {name!r}; choose one of: {known}.", file=sys.stderr)
+        raise SystemExit(2)
+    from tiger.training.cache_teacher import cache_teacher
+
+    return cache_teacher(expand_configs(words[1:]))
 
 
 def expand_configs(words: list[str]) -> list[str]:

@@ -13,8 +13,9 @@ layout lora max_new_tokens num_anchors num_routed optimizer query remember seed 
 validation_temperature verifier verifier_dtype verifier_quantization warmup_steps
 """
 OPTIONS = {
-    KDWarmStart: TASK + "ce_weight loss temperature",
-    AcceptanceAlignment: TASK + "beta credit group_size kd_weight objective reward temperature test",
+    KDWarmStart: TASK + "ce_weight loss teacher_cache temperature",
+    AcceptanceAlignment: TASK
+    + "beta credit group_size kd_weight objective reward rollout_chunk temperature test",
     SyntheticDataModule: """
 batch_size cache_dir evaluation_mixture kinds max_length max_new_tokens mixture num_test num_train
 num_validation num_workers prompt_template question_filter response_batch_size response_temperature responses

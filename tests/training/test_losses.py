@@ -44,12 +44,20 @@ def test_chunks_change_neither_value_nor_gradient(name):
     torch.manual_seed(0)
     teacher_head, student_head = torch.nn.Linear(6, 11), torch.nn.Linear(4, 11)
     teacher, student = torch.randn(10, 6), torch.randn(10, 4, requires_grad=True)
-    results = []
-    for size in (100, 3):
-        value = chunked(DIVERGENCES[name], teacher_head, student_head, teacher, student, 1.3, size)
-        (gradient,) = torch.autograd.grad(value.sum(), student)
-        results.append((value, gradient))
+    sizes, results = [], []
+
+    def values(teacher, student):
+        sizes.append(len(student))
+        return DIVERGENCES[name](teacher_head(teacher), student_head(student))
+
+    for elements in (110, 33):
+        value = chunked(values, teacher, student, vocab_size=11, max_elements=elements)
+        results.append((value, torch.autograd.grad(value.sum(), [student, student_head.weight])))
+        sizes.append(0)
     torch.testing.assert_close(results[0], results[1])
+    assert sizes == [10, 0, 3, 3, 3, 1, 1, 3, 3, 3, 0]  # the backward pass makes the logits again, last first
+    with torch.no_grad():
+        assert torch.equal(chunked(values, teacher, student, vocab_size=11, max_elements=33), results[1][0])
 
 
 def test_guidance_ignores_missing_tokens_and_is_least_at_the_target():

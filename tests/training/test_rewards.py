@@ -8,18 +8,19 @@ from tiger.training.rewards import Rewards, acceptance, advantages, rewards
 
 def test_rewards_of_a_hand_made_block():
     chance = torch.tensor([[1.0, 1.0, 0.0, 1.0]])
-    assert rewards("accepted_prefix", chance).total.tolist() == [2.0]
-    assert rewards("binary", chance).total.tolist() == [1.0]
-    assert rewards("token_agreement", chance).total.tolist() == [3.0]
-    assert rewards("accepted_prefix", chance).alive.tolist() == [[1.0, 1.0, 1.0, 0.0]]
+    tests = torch.rand_like(chance)
+    assert rewards("accepted_prefix", chance, tests).total.tolist() == [2.0]
+    assert rewards("binary", chance, tests).total.tolist() == [1.0]
+    assert rewards("token_agreement", chance, tests).total.tolist() == [3.0]
+    assert rewards("accepted_prefix", chance, tests).alive.tolist() == [[1.0, 1.0, 1.0, 0.0]]
     half = torch.tensor([[0.5, 0.5]])
-    assert rewards("expected_prefix", half).total.tolist() == [0.75]
+    assert rewards("expected_prefix", half, half).total.tolist() == [0.75]
 
 
 def test_expected_prefix_is_the_mean_of_the_sampled_test():
     chance = torch.tensor([0.9, 0.6, 0.8]).expand(200_000, 3)
-    sampled = rewards("accepted_prefix", chance[None], [torch.Generator().manual_seed(0)]).total.mean()
-    assert sampled == pytest.approx(rewards("expected_prefix", chance[0]).total.item(), abs=0.01)
+    sampled = rewards("accepted_prefix", chance, torch.rand(chance.shape)).total.mean()
+    assert sampled == pytest.approx(rewards("expected_prefix", chance[0], chance[0]).total.item(), abs=0.01)
 
 
 def test_acceptance_by_argmax_and_by_ratio():
@@ -45,7 +46,7 @@ def test_tied_group_gives_no_gradient():
 
 def test_dead_tokens_get_no_prefix_credit():
     chance = torch.tensor([[1.0, 0.0, 1.0], [1.0, 1.0, 1.0]])
-    weight = advantages(rewards("accepted_prefix", chance), "prefix")
+    weight = advantages(rewards("accepted_prefix", chance, torch.rand_like(chance)), "prefix")
     assert weight[0, 2] == 0
     assert weight[0, 1] < 0 < weight[1, 1]
 
@@ -70,7 +71,7 @@ def test_block_and_prefix_credit_have_the_same_expected_gradient(name, test):
                 passed = torch.tensor([outcome])
                 weight = (passed * chance + (1 - passed) * (1 - chance)).prod()
                 # expected_prefix has no noise of the test: use its own chances as the outcome.
-                reward = rewards("expected_prefix", chance if name == "expected_prefix" else passed)
+                reward = rewards("expected_prefix", chance if name == "expected_prefix" else passed, passed)
                 ahead = reward.terms.flip(-1).cumsum(-1).flip(-1)
                 credited = reward.total[:, None].expand(1, 2) if credit == "block" else ahead
                 total = total + probability * weight * (credited.detach() * log_q).sum()

@@ -7,11 +7,9 @@ from helpers import prompts, save_backbone, save_pair, tiny_backbone
 from data_modules.collate import Batch, Example
 from tiger.backbones.base import assemble
 from tiger.backbones.grids import Grid
-from tiger.drafting.blocks import route, sample_blocks
-from tiger.training import AcceptanceAlignment, KDWarmStart
-from tiger.training.acceptance_alignment import until_end
-from tiger.training.kd_warm_start import answer_blocks, teacher_hidden
-from tiger.training.rewards import rewards
+from tiger.training import AcceptanceAlignment, KDWarmStart, acceptance_alignment
+from tiger.training.kd_warm_start import answer_blocks, teacher_rows
+from tiger.training.rollouts import Rollouts, roll_out
 from tiger.training.teacher import Teacher, resample
 
 TASKS = {"kd": KDWarmStart, "align": AcceptanceAlignment}
@@ -69,18 +67,18 @@ def test_every_step_gives_every_weight_a_gradient(pair, kind, layout, selector, 
     assert all(torch.isfinite(p.grad).all() for p in trained.values())
 
 
-def test_an_example_draws_the_same_in_every_batch(pair):
-    built = task(pair, "align")
+def test_an_example_draws_the_same_in_every_batch(pair, monkeypatch):
+    built, drawn = task(pair, "align"), []
+
+    def noted(sampler, judge, tests, *options):
+        rollouts = roll_out(sampler, judge, tests, *options)
+        drawn.append((sampler.routes.anchors, rollouts.blocks, tests))
+        return rollouts
+
+    monkeypatch.setattr(acceptance_alignment, "roll_out", noted)
     examples = batch(3).examples
-    drawn = []
     for part in (examples, examples[1:]):
-        generators = built.generators(part, 5)
-        anchors = built.anchors(part, generators)
-        texts = built.texts(part)
-        routes = route(built.drafter, texts, anchors)
-        blocks = sample_blocks(built.drafter, texts, routes, 3, 4, 1.0, generators)
-        tests = rewards("accepted_prefix", torch.full(blocks.shape, 0.5), generators).total
-        drawn.append((anchors, blocks, tests))
+        built.training_step(Batch(part), 5)
     assert all(torch.equal(whole[1:], part) for whole, part in zip(*drawn, strict=True))
     assert not torch.equal(drawn[0][0], built.anchors(examples, built.generators(examples, 6)))
 
@@ -138,19 +136,18 @@ def test_alignment_raises_its_reward(pair, objective, rate):
 
 
 def test_kd_in_alignment_counts_where_the_draft_is_still_alive(pair):
-    teacher, student = torch.randn(2, 1, 1, 1, 3, 5)
-    blocks = torch.tensor([[[[0, 3, 2]]]])
-    inside = torch.ones_like(blocks, dtype=torch.bool)
-    losses = [
-        task(pair, "align", kd_weight=weight)._objective(teacher, student, blocks, inside)
-        for weight in (0.0, 1.0)
-    ]
-    p, q = teacher[0, 0, 0].softmax(-1), student[0, 0, 0].softmax(-1)
-    reach, expected = 1.0, 0.0
-    for step, token in enumerate((0, 3, 2)):
-        expected += reach * (p[step] * (p[step] / q[step]).log()).sum()
-        reach *= (p[step, token] / q[step, token]).clamp(max=1.0)
-    torch.testing.assert_close(losses[1] - losses[0], expected)
+    chance = torch.tensor([1.0, 0.5, 0.4]).expand(1, 1, 2, 3)
+    counts = torch.tensor([[True, True, True], [True, True, False]])[None, None]
+    chosen, kd, tests = -torch.rand(3, 1, 1, 2, 3)
+    rollouts = Rollouts(torch.zeros(1, 1, 2, 3).long(), counts, chance * counts, torch.zeros(1, 1, 2, 3, 4))
+    terms = {"chosen": chosen * counts, "entropy": chosen, "kd": kd * counts}
+    for chunk, reach in ((None, torch.tensor([1.0, 1.0, 0.5])), (2, torch.ones(3))):
+        options = {"beta": 0.0, "reward": "accepted_prefix", "rollout_chunk": chunk}
+        losses = [
+            task(pair, "align", kd_weight=w, **options)._objective(rollouts, terms, -tests)
+            for w in (0.0, 1.0)
+        ]
+        torch.testing.assert_close(losses[1] - losses[0], (kd * counts * reach).sum(-1).mean())
 
 
 def test_reference_divergence_is_zero_before_the_first_step(pair):
@@ -178,9 +175,11 @@ def test_teacher_judges_answers_and_blocks_like_a_plain_pass(pair):
     questions, answers = [e.prompt for e in examples], [e.response for e in examples]
     anchors = torch.tensor([[1, 4], [0, 7], [3, 3]])
     blocks = torch.randint(10, 400, (3, 2, 2, 4))
-    scored = teacher.score_blocks(teacher.prefixes(questions, answers), anchors, blocks)
+    branches = teacher.branches(teacher.prefixes(questions, answers), anchors, 2)
+    wanted = torch.ones(3, 4, 4, dtype=torch.bool)
+    scored = branches.states(blocks.flatten(1, 2), 0, wanted).view(3, 2, 2, 4, -1)
     lessons = teacher.read(questions, answers)
-    hidden = teacher_hidden(lessons, anchors, 1)
+    hidden = teacher_rows([lesson.hidden for lesson in lessons], anchors, 1)
     torch.testing.assert_close(hidden[:, :, 0], scored[:, :, 0, 0], atol=1e-4, rtol=1e-4)
     backbone = built.verifier
     for row, column, branch in ((0, 0, 1), (1, 1, 0), (2, 1, 1)):
@@ -239,11 +238,6 @@ def test_newline_tokens_neither_give_nor_get_guidance():
     peak = torch.zeros(1, 24)
     peak[0, 4 + 15] = 1.0  # first cell of the last row
     assert resample(peak, source, goal).argmax() == 1 + 2 * 3
-
-
-def test_until_end_includes_the_first_end_token():
-    blocks = torch.tensor([[5, 2, 7, 2], [2, 5, 5, 5]])
-    assert until_end(blocks, (2,)).tolist() == [[True, True, False, False], [True, False, False, False]]
 
 
 def test_a_checkpoint_of_another_verifier_is_refused(pair, tmp_path):

@@ -7,15 +7,16 @@ the text before its root, and G branches of block tokens continue it without see
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache
 
 from tiger.backbones.base import ModelInputs, VisualBank, assemble
+from tiger.backbones.branches import Branches, additive, fork
 from tiger.drafting.routed import RoutedDrafter
 from tiger.routing.selectors import select
 
@@ -153,106 +154,69 @@ def route(drafter: RoutedDrafter, texts: Texts, anchors: Tensor) -> Routes:
     return Routes(anchors, rows, valid, scores)
 
 
-class SuffixBlocks:
-    """Blocks behind a shared text: columns `[A x (K routed + root)]`, then `[A x G x tokens]`.
+def open_blocks(drafter: RoutedDrafter, texts: Texts, routes: Routes, group: int) -> Branches:
+    """Reads the routed contexts `[K routed tokens, root]` of the `suffix` layout behind the shared texts.
 
     Args:
         drafter: The drafter.
         texts: The texts.
         routes: The routes of the anchors.
         group: Branches G per anchor.
+
+    Returns:
+        The branches behind the roots.
     """
-
-    def __init__(self, drafter: RoutedDrafter, texts: Texts, routes: Routes, group: int) -> None:
-        self.drafter, self.texts, self.routes, self.group = drafter, texts, routes, group
-        self.cache = copy.copy(texts.cache)
-        self.cache.layers = [copy.copy(layer) for layer in texts.cache.layers]
-        batch, num_anchors, self.num_routed = routes.rows.shape
-        device = routes.rows.device
-        self.roots = texts.answers.gather(1, routes.anchors)
-        anchor = torch.arange(num_anchors, device=device).repeat_interleave(self.num_routed + 1)
-        order = torch.arange(self.num_routed + 1, device=device).repeat(num_anchors)
-        self.anchor, self.order, self.branch = anchor, order, torch.full_like(anchor, -1)
-        ones = torch.ones(batch, num_anchors, 1, dtype=torch.bool, device=device)
-        self.valid = torch.cat([routes.valid, ones], dim=2).flatten(1)
-        zeros = torch.zeros(batch, num_anchors, 1, device=device)
-        self.gate = torch.cat([routes.gate, zeros], dim=2).flatten(1)
-        self.visible_text = (
-            torch.arange(texts.hidden.shape[1], device=device)
-            < (texts.starts[:, None] + routes.anchors)[..., None]
-        )
-
-    def open(self) -> Tensor:
-        """Reads the routed contexts; hidden states of the roots [B, A, D]."""
-        texts, routes, backbone = self.texts, self.routes, self.drafter.backbone
-        batch, num_anchors, count = routes.rows.shape
-        flat = routes.rows.flatten(1)
-        routed = texts.bank.gather(1, flat[..., None].expand(-1, -1, texts.bank.shape[-1]))
-        embeddings = torch.cat(
-            [routed.unflatten(1, (num_anchors, count)), backbone.embed(self.roots)[:, :, None]], dim=2
-        )
-        positions = texts.bank_positions.gather(2, flat.expand(texts.bank_positions.shape[0], -1, -1))
-        root_positions = (texts.next_positions[:, None] + routes.anchors).expand(len(positions), -1, -1)
-        positions = torch.cat(
-            [positions.unflatten(2, (num_anchors, count)), root_positions[..., None]], dim=3
-        )
-        visual = torch.cat([routes.valid, torch.zeros_like(routes.valid[..., :1])], dim=2).flatten(1)
-        deepstack = [
-            rows.gather(1, flat[..., None].expand(-1, -1, rows.shape[-1]))[routes.valid.flatten(1)]
-            for rows in texts.deepstack
-        ]
-        mask = self._mask(self.anchor, self.branch, self.order)
-        hidden = backbone.run(
-            embeddings.flatten(1, 2), positions.flatten(2), mask, self.cache, visual, deepstack
-        )
-        return hidden.view(batch, num_anchors, count + 1, -1)[:, :, -1]
-
-    def extend(self, tokens: Tensor, depth: int) -> Tensor:
-        """Reads tokens [B, A, G, S] at distance `depth` and on from their roots; hidden [B, A, G, S, D]."""
-        batch, num_anchors, group, count = tokens.shape
-        device = tokens.device
-        branches = torch.arange(num_anchors * group, device=device).repeat_interleave(count)
-        anchor = branches // group
-        steps = torch.arange(count, device=device) + depth
-        order = self.num_routed + steps.repeat(num_anchors * group)
-        self.anchor, self.branch = torch.cat([self.anchor, anchor]), torch.cat([self.branch, branches])
-        self.order = torch.cat([self.order, order])
-        width = tokens[0].numel()
-        self.valid = torch.nn.functional.pad(self.valid, (0, width), value=True)
-        self.gate = torch.nn.functional.pad(self.gate, (0, width))
-        start = (self.texts.next_positions[:, None] + self.routes.anchors)[:, :, None, None]
-        positions = (start + steps).expand(batch, num_anchors, group, count).flatten(1)
-        backbone = self.drafter.backbone
-        hidden = backbone.run(
-            backbone.embed(tokens.flatten(1)),
-            positions.expand(backbone.num_axes, -1, -1),
-            self._mask(anchor, branches, order),
-            self.cache,
-        )
-        return hidden.view(batch, num_anchors, group, count, -1)
-
-    def _mask(self, anchor: Tensor, branch: Tensor, order: Tensor) -> Tensor:
-        """Additive mask [B, 1, Q, T + C] of new columns over the text and all columns so far."""
-        same = (anchor[:, None] == self.anchor) & (order[:, None] >= self.order)
-        same &= (self.branch == -1) | (branch[:, None] == self.branch)
-        among = same & self.valid[:, None]
-        own = (
-            (anchor[:, None] == self.anchor)
-            & (branch[:, None] == self.branch)
-            & (order[:, None] == self.order)
-        )
-        visible = torch.cat([self.visible_text[:, anchor], among | own], dim=2)
-        dtype = self.texts.hidden.dtype
-        bias = torch.zeros(visible.shape, dtype=dtype, device=same.device)
-        bias = bias.masked_fill(~visible, torch.finfo(dtype).min)
-        if torch.is_grad_enabled() and self.gate.requires_grad:
-            text_query = (order >= self.num_routed).to(dtype)[:, None]
-            gate = torch.nn.functional.pad(self.gate, (self.visible_text.shape[2], 0)).to(dtype)
-            bias = bias + gate[:, None] * text_query
-        return bias[:, None]
+    backbone = drafter.backbone
+    batch, num_anchors, count = routes.rows.shape
+    flat = routes.rows.flatten(1)
+    routed = texts.bank.gather(1, flat[..., None].expand(-1, -1, texts.bank.shape[-1]))
+    roots = backbone.embed(texts.answers.gather(1, routes.anchors))
+    embeddings = torch.cat([routed.unflatten(1, (num_anchors, count)), roots[:, :, None]], dim=2)
+    positions = texts.bank_positions.gather(2, flat.expand(texts.bank_positions.shape[0], -1, -1))
+    root_positions = texts.next_positions[:, None] + routes.anchors
+    positions = torch.cat(
+        [
+            positions.unflatten(2, (num_anchors, count)),
+            root_positions.expand(len(positions), -1, -1)[..., None],
+        ],
+        dim=3,
+    )
+    visual = F.pad(routes.valid, (0, 1)).flatten(1)
+    deepstack = [
+        rows.gather(1, flat[..., None].expand(-1, -1, rows.shape[-1]))[routes.valid.flatten(1)]
+        for rows in texts.deepstack
+    ]
+    mask, cache = _context_mask(texts, routes), fork(texts.cache)
+    hidden = backbone.run(
+        embeddings.flatten(1, 2), positions.flatten(2), mask[:, None], cache, visual, deepstack
+    )
+    last = [value.view(batch, num_anchors, count + 1, -1)[:, :, -1] for value in (hidden, mask)]
+    return Branches(backbone, cache, last[0], root_positions, last[1], group)
 
 
-def read_blocks(drafter: RoutedDrafter, texts: Texts, routes: Routes, blocks: Tensor) -> Tensor:
+def _context_mask(texts: Texts, routes: Routes) -> Tensor:
+    """Additive mask [B, Q, T + Q] of the routed contexts, Q = A * (K + 1), with the gate at the roots."""
+    num_anchors, count = routes.rows.shape[1:]
+    device = routes.rows.device
+    anchor = torch.arange(num_anchors, device=device).repeat_interleave(count + 1)
+    order = torch.arange(count + 1, device=device).repeat(num_anchors)
+    own = (anchor[:, None] == anchor) & (order[:, None] >= order)
+    among = own & F.pad(routes.valid, (0, 1), value=True).flatten(1)[:, None]
+    among |= torch.eye(len(anchor), dtype=torch.bool, device=device)
+    text = (
+        torch.arange(texts.hidden.shape[1], device=device)
+        < (texts.starts[:, None] + routes.anchors)[..., None]
+    )
+    bias = additive(torch.cat([text[:, anchor], among], dim=2), texts.hidden.dtype)
+    if torch.is_grad_enabled() and routes.scores.requires_grad:
+        gate = F.pad(F.pad(routes.gate, (0, 1)).flatten(1), (text.shape[2], 0)).to(bias.dtype)
+        bias = bias + gate[:, None] * (order == count)[:, None]
+    return bias
+
+
+def read_blocks(
+    drafter: RoutedDrafter, texts: Texts, routes: Routes, blocks: Tensor, wanted: Tensor | None = None
+) -> Tensor:
     """The drafter's hidden states for given blocks.
 
     Args:
@@ -260,17 +224,17 @@ def read_blocks(drafter: RoutedDrafter, texts: Texts, routes: Routes, blocks: Te
         texts: The texts.
         routes: The routes of the anchors.
         blocks: Drafted tokens [B, A, G, S].
+        wanted: Beginning of each block that is asked for [B, A, G, S]; all of it by default.
 
     Returns:
-        Hidden states [B, A, G, S, D]; entry u gives the distribution that token u is drawn from.
+        Hidden states [B, A, G, S, D]; entry u gives the distribution that token u is drawn from. What was not
+        wanted is arbitrary.
     """
     if drafter.layout == "inline":
         return _read_inline(drafter, texts, routes, blocks)
-    reader = SuffixBlocks(drafter, texts, routes, blocks.shape[2])
-    hidden = reader.open()[:, :, None, None].expand(-1, -1, blocks.shape[2], -1, -1)
-    if blocks.shape[3] > 1:
-        hidden = torch.cat([hidden, reader.extend(blocks[..., :-1], 1)], dim=3)
-    return hidden
+    wanted = torch.ones_like(blocks, dtype=torch.bool) if wanted is None else wanted
+    reader = open_blocks(drafter, texts, routes, blocks.shape[2])
+    return reader.states(blocks.flatten(1, 2), 0, wanted.flatten(1, 2)).unflatten(1, blocks.shape[1:3])
 
 
 def score_blocks(drafter: RoutedDrafter, texts: Texts, routes: Routes, blocks: Tensor) -> Tensor:
@@ -278,48 +242,49 @@ def score_blocks(drafter: RoutedDrafter, texts: Texts, routes: Routes, blocks: T
     return drafter.backbone.logits(read_blocks(drafter, texts, routes, blocks))
 
 
-@torch.no_grad()
-def sample_blocks(
-    drafter: RoutedDrafter,
-    texts: Texts,
-    routes: Routes,
-    group: int,
-    block_size: int,
-    temperature: float,
-    generators: Sequence[torch.Generator] | None = None,
-) -> Tensor:
-    """Draws G blocks per anchor from the drafter (paper Eq. 11).
+class Sampler:
+    """Draws G blocks per anchor from the drafter (paper Eq. 11), as far as each is wanted.
 
     Args:
         drafter: The drafter.
         texts: The texts.
         routes: The routes of the anchors.
-        group: Blocks G per anchor.
-        block_size: Tokens per block.
+        uniform: Random numbers in [0, 1) that decide the tokens [B, A, G, S]. Each token has its own, so that
+            a block does not depend on when it is drawn, or which others are.
         temperature: Sampling temperature, above 0.
-        generators: Sources of randomness, one per row.
 
-    Returns:
-        Tokens [B, A, G, S].
+    Attributes:
+        blocks: Tokens [B, A * G, S] drawn so far, 0 elsewhere.
+        log_q: Their log-probabilities.
     """
-    reader = SuffixBlocks(drafter, texts, routes, group) if drafter.layout == "suffix" else None
-    hidden = reader.open()[:, :, None].expand(-1, -1, group, -1) if reader else None
-    blocks = routes.anchors.new_zeros(*routes.anchors.shape, group, 0)
-    sources: Sequence[torch.Generator | None] = generators or [None] * len(blocks)
-    for step in range(block_size):
-        if hidden is None:
-            probe = torch.nn.functional.pad(blocks, (0, 1))
-            logits = drafter.backbone.logits(_read_inline(drafter, texts, routes, probe)[:, :, :, -1])
+
+    @torch.no_grad()
+    def __init__(
+        self, drafter: RoutedDrafter, texts: Texts, routes: Routes, uniform: Tensor, temperature: float
+    ) -> None:
+        self.drafter, self.texts, self.routes, self.temperature = drafter, texts, routes, temperature
+        self.shape, self.uniform = uniform.shape, uniform.flatten(1, 2)
+        self.blocks = torch.zeros_like(self.uniform, dtype=torch.long)
+        self.log_q = torch.zeros_like(self.uniform)
+        suffix = drafter.layout == "suffix"
+        self.reader = open_blocks(drafter, texts, routes, uniform.shape[2]) if suffix else None
+
+    @torch.no_grad()
+    def draw(self, step: int, wanted: Tensor) -> None:
+        """Draws token `step` of the wanted branches [B, A * G]; the tokens before it must have been drawn."""
+        if self.reader is not None:
+            hidden = self.reader.states(self.blocks, step, wanted[..., None])[:, :, 0]
         else:
-            logits = drafter.backbone.logits(hidden)
-        probabilities = (logits.float() / temperature).softmax(-1)
-        noise = [
-            torch.empty_like(p).exponential_(generator=g) for p, g in zip(probabilities, sources, strict=True)
-        ]
-        blocks = torch.cat([blocks, (probabilities / torch.stack(noise)).argmax(-1)[..., None]], dim=3)
-        if reader is not None and step < block_size - 1:
-            hidden = reader.extend(blocks[..., -1:], step + 1)[:, :, :, 0]
-    return blocks
+            probe = self.blocks.view(self.shape)[..., : step + 1]
+            hidden = _read_inline(self.drafter, self.texts, self.routes, probe)[:, :, :, -1].flatten(1, 2)
+        logits = self.drafter.backbone.logits(hidden[wanted]).float() / self.temperature
+        log_q = logits.log_softmax(-1)
+        # In double precision, so that the last tokens of a large vocabulary keep their share.
+        total = log_q.double().exp().cumsum(-1)
+        point = self.uniform[..., step][wanted][:, None].double() * total[:, -1:]
+        token = torch.searchsorted(total, point, right=True)
+        self.blocks[..., step][wanted] = token[:, 0]
+        self.log_q[..., step][wanted] = log_q.gather(-1, token)[:, 0]
 
 
 def _read_inline(drafter: RoutedDrafter, texts: Texts, routes: Routes, blocks: Tensor) -> Tensor:
@@ -346,7 +311,7 @@ def _read_inline(drafter: RoutedDrafter, texts: Texts, routes: Routes, blocks: T
     bias = causal.expand(len(index), -1, -1)
     if torch.is_grad_enabled() and routes.scores.requires_grad:
         scores = torch.stack([routes.scores[b, a] for b, a, _ in index])
-        scores = torch.nn.functional.pad(scores, (0, 1))  # a batch without images has no row 0 otherwise
+        scores = F.pad(scores, (0, 1))  # a batch without images has no row 0 otherwise
         chosen = scores.gather(1, assembled.bank_rows.clamp_min(0)).masked_fill(~assembled.visual, 0.0)
         text_query = (~assembled.visual).float()[:, :, None]
         bias = bias + (chosen - chosen.detach())[:, None] * text_query

@@ -107,6 +107,25 @@ def measure(
     return timings
 
 
+def medians(runs: Mapping[str, Callable[[], object]], repeats: int = 3, warmup: int = 1) -> dict[str, float]:
+    """Median seconds of functions that are called in turn, in alternating order, after untimed calls.
+
+    Args:
+        runs: Functions by name; each ends with its work done, so one that uses a GPU waits for it.
+        repeats: Timed calls of each.
+        warmup: Untimed calls of each.
+    """
+    for run in [*runs.values()] * warmup:
+        run()
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for repeat in range(repeats):
+        for name in list(runs)[:: -1 if repeat % 2 else 1]:
+            start = time.perf_counter()
+            runs[name]()
+            seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
 def _add_phases(timing: Timing, answers: Sequence[Generation]) -> None:
     """Adds a group's rounds; rows of a batch share their rounds, so the longest answer stands for all."""
     rounds = max((answer.rounds for answer in answers), key=len)

@@ -12,12 +12,14 @@ from torch import Tensor
 
 from data_modules.collate import Batch
 from tiger.backbones.base import Backbone
-from tiger.drafting.blocks import Routes, Texts, read_blocks, read_texts, route, sample_blocks
+from tiger.drafting.blocks import Routes, Sampler, Texts, read_blocks, read_texts, route
 from tiger.drafting.lora import without_adapters
 from tiger.drafting.routed import RoutedDrafter
 from tiger.training.base import DraftTask
-from tiger.training.losses import guidance, kl, overlap
-from tiger.training.rewards import Credit, RewardName, Test, acceptance, advantages, rewards
+from tiger.training.losses import chunked, guidance, kl, overlap
+from tiger.training.ranks import global_mean
+from tiger.training.rewards import Credit, RewardName, Test, advantages, rewards
+from tiger.training.rollouts import Rollouts, roll_out
 from tiger.training.sharding import gathered
 
 Objective = Literal["policy", "overlap"]
@@ -36,13 +38,18 @@ class AcceptanceAlignment(DraftTask):
         kd_weight: Weight of KL(p || q) at the drafted tokens (ours), each weighted by the chance that those
             before it are accepted: what the drafter would have had to know, where it mattered.
         beta: Weight of KL(q || q_ref) to the warm-started drafter.
+        rollout_chunk: Tokens that are drafted before the verifier judges them; a block goes on only while all
+            of it passed. The policy gradient stays what it is with whole blocks, for a fraction of the work;
+            `kd_weight` and `beta` then count the tokens up to the first failed one, each fully. None drafts
+            whole blocks. Needs objective `policy`, credit `prefix`, layout `suffix`, and reward
+            `accepted_prefix`, `binary`, or with test `greedy` also `expected_prefix`.
         temperature: Temperature of the drafts; the same one divides the logits of log q.
         kwargs: Options of `DraftTask`.
 
     Raises:
-        ValueError: If a group has fewer than two blocks, if adapters have dropout, which would score other
-            drafts than were sampled, or if training runs in pure half precision, where updates of this size
-            vanish.
+        ValueError: If a group has fewer than two blocks, if blocks cannot stop early without changing the
+            loss, if adapters have dropout, which would score other drafts than were sampled, or if training
+            runs in pure half precision, where updates of this size vanish.
     """
 
     def __init__(
@@ -53,6 +60,7 @@ class AcceptanceAlignment(DraftTask):
         test: Test = "sampling",
         objective: Objective = "policy",
         kd_weight: float = 0.0,
+        rollout_chunk: int | None = None,
         beta: float = 0.02,
         temperature: float = 1.0,
         **kwargs: Any,
@@ -68,6 +76,8 @@ class AcceptanceAlignment(DraftTask):
             raise ValueError(
                 f"lora.dropout is {self.lora.dropout}; drafts are sampled and scored alike, so set it 0."
             )
+        if rollout_chunk is not None:
+            check_rollout_chunk(rollout_chunk, reward, credit, test, objective)
         self.save_hyperparameters()
         self._reference: RoutedDrafter | None = None
 
@@ -76,8 +86,16 @@ class AcceptanceAlignment(DraftTask):
 
         With adapters no copy is kept: an earlier stage's adapters are folded into the weights and new ones
         start at zero, so the drafter without them is q_ref.
+
+        Raises:
+            ValueError: If blocks of the drafter's layout cannot stop early.
         """
         super().build()
+        if self.options.rollout_chunk is not None and self.drafter.layout == "inline":
+            raise ValueError(
+                "rollout_chunk needs layout suffix: with layout inline the blocks of a group share no text "
+                "that is read once, so each chunk would be read from the beginning. Set one of the two."
+            )
         if self.options.beta and self.lora is None:
             self._reference = copy.deepcopy(self.drafter).requires_grad_(False).eval()
 
@@ -103,86 +121,132 @@ class AcceptanceAlignment(DraftTask):
             )
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Route, draft G blocks, verify them in one pass, reward, and update."""
+        """Route, draft G blocks, verify them, reward, and update."""
         generators = self.generators(batch.examples, batch_idx)
         texts = self.texts(batch.examples)
         anchors = self.anchors(batch.examples, generators)
         routes = route(self.drafter, texts, anchors)
-        size, temperature = self.options.group_size, self.options.temperature
-        with gathered(self.drafter.modules()):  # once, not for every token
-            blocks = sample_blocks(
-                self.drafter, texts, routes, size, self.block_size, temperature, generators
-            )
         prompts = [example.prompt for example in batch.examples]
         answers = [example.response.to(self.device) for example in batch.examples]
         prefixes = self.teacher.prefixes(prompts, answers)
-        teacher = self.verifier.logits(self.teacher.score_blocks(prefixes, anchors, blocks))
-        student = self.drafter.backbone.logits(read_blocks(self.drafter, texts, routes, blocks))
-        inside = until_end(blocks, self.verifier.eos_ids)
-        loss = self._objective(teacher, student, blocks, inside, generators)
-        if self.options.beta:
-            loss = loss + self.options.beta * self._reference_kl(
-                texts, routes, answers, blocks, student, inside
+        options, group = self.options, self.options.group_size
+        shape = (2, anchors.shape[1], group, self.block_size)
+        draws, tests = torch.stack(
+            [torch.rand(shape, generator=g, device=self.device) for g in generators], 1
+        )
+        with gathered(self.drafter.modules()):  # once, not for every token
+            rollouts = roll_out(
+                Sampler(self.drafter, texts, routes, draws, options.temperature),
+                self.teacher.branches(prefixes, anchors, group),
+                tests,
+                options.test,
+                options.rollout_chunk,
             )
-        if self.options.guidance_weight and self.drafter.selector == "routed":
+        terms = self._terms(rollouts, texts, routes, answers)
+        loss = self._objective(rollouts, terms, tests)
+        if options.guidance_weight and self.drafter.selector == "routed":
             guide = guidance(routes.scores, self.block_attention(prefixes.lessons, texts, anchors)).mean()
             self.log("loss/guidance", guide, batch_size=len(prompts), sync_dist=True)
-            loss = loss + self.options.guidance_weight * guide
+            loss = loss + options.guidance_weight * guide
         self.log("loss/total", loss, batch_size=len(prompts), sync_dist=True)
         return loss
 
-    def _objective(
-        self,
-        teacher: Tensor,
-        student: Tensor,
-        blocks: Tensor,
-        inside: Tensor,
-        generators: list[torch.Generator] | None = None,
-    ) -> Tensor:
-        """Loss of the blocks [B, A, G, S] from both models' logits [B, A, G, S, V]."""
-        options, size = self.options, len(blocks)
-        log_q = (student.float() / options.temperature).log_softmax(-1)
-        chosen = log_q.gather(-1, blocks[..., None])[..., 0]
-        chance = acceptance(teacher, chosen, blocks, options.test) * inside
-        reward = rewards(options.reward, chance, generators)
+    def _terms(
+        self, rollouts: Rollouts, texts: Texts, routes: Routes, answers: list[Tensor]
+    ) -> dict[str, Tensor]:
+        """What the loss needs of each token [B, A, G, S], 0 where the token does not count.
+
+        `chosen`: log q of the token. `entropy` of q, without gradient. If the options ask for it, `overlap`
+        with the verifier, `kd`: KL(p || q), and `reference`: KL(q || q_ref).
+        """
+        options, counts = self.options, rollouts.counts
+        with_teacher = options.objective == "overlap" or bool(options.kd_weight)
+        hidden = read_blocks(self.drafter, texts, routes, rollouts.blocks, counts)[counts]
+        inputs = [hidden, rollouts.blocks[counts], rollouts.hidden[counts]]
+        if options.beta:
+            inputs.append(self._reference_hidden(rollouts, texts, routes, answers)[counts])
+
+        def values(hidden: Tensor, tokens: Tensor, judge: Tensor, *reference: Tensor) -> Tensor:
+            logits = self.drafter.backbone.logits(hidden)
+            log_q = (logits.float() / options.temperature).log_softmax(-1)
+            entropy = -(log_q.detach().exp() * log_q.detach()).sum(-1)
+            columns = [log_q.gather(-1, tokens[:, None])[:, 0], entropy]
+            if with_teacher:
+                target = self.verifier.logits(judge)
+                columns += [overlap(target, logits / options.temperature), kl(target, logits)]
+            if reference:
+                columns.append(kl(logits, self._reference_logits(reference[0])))
+            return torch.stack(columns, -1)
+
+        found = chunked(values, *inputs, vocab_size=self.verifier.vocab_size)
+        names = ["chosen", "entropy", *["overlap", "kd"] * with_teacher, *["reference"] * bool(options.beta)]
+        return {
+            name: torch.zeros_like(rollouts.chance).masked_scatter(counts, column)
+            for name, column in zip(names, found.unbind(-1), strict=True)
+        }
+
+    def _objective(self, rollouts: Rollouts, terms: dict[str, Tensor], tests: Tensor) -> Tensor:
+        """Loss of the blocks from the terms of their tokens and the random numbers of their tests."""
+        options, counts, size = self.options, rollouts.counts, len(tests)
+        reward = rewards(options.reward, rollouts.chance, tests)
         spread = reward.total.std(-1, unbiased=False)
         self.log("reward/mean", reward.total.mean(), batch_size=size, prog_bar=True, sync_dist=True)
         self.log("reward/std", spread.mean(), batch_size=size, sync_dist=True)
         self.log("reward/zero_spread", (spread < 1e-4).float().mean(), batch_size=size, sync_dist=True)
-        entropy = -(log_q.exp() * log_q).sum(-1)[inside].mean()
+        entropy = global_mean(terms["entropy"][counts])
         self.log("reward/entropy", entropy, batch_size=size, sync_dist=True)
         if options.objective == "overlap":
-            alpha = overlap(teacher, student / options.temperature) * inside
-            loss = -alpha.cumprod(-1).sum(-1).mean()
+            loss = -terms["overlap"].cumprod(-1).sum(-1).mean()
         else:
-            weight = advantages(reward, options.credit) * inside
-            loss = -(weight * chosen).sum(-1).mean()
+            weight = advantages(reward, options.credit) * counts
+            loss = -(weight * terms["chosen"]).sum(-1).mean()
         if options.kd_weight:
-            reached = rewards("expected_prefix", chance).alive * inside
-            divergence = (kl(teacher, student) * reached).sum(-1).mean()
+            # What an early-stopped rollout drew is reached; its share of all draws is the chance of that.
+            early = options.rollout_chunk is not None
+            reached = counts if early else rewards("expected_prefix", rollouts.chance, tests).alive
+            divergence = (terms["kd"] * reached).sum(-1).mean()
             self.log("loss/kd", divergence, batch_size=size, sync_dist=True)
             loss = loss + options.kd_weight * divergence
+        if options.beta:
+            divergence = terms["reference"].sum(-1).mean()
+            self.log("reward/kl", divergence, batch_size=size, sync_dist=True)
+            loss = loss + options.beta * divergence
         return loss
 
-    def _reference_kl(
-        self,
-        texts: Texts,
-        routes: Routes,
-        answers: list[Tensor],
-        blocks: Tensor,
-        student: Tensor,
-        inside: Tensor,
+    @torch.no_grad()
+    def _reference_hidden(
+        self, rollouts: Rollouts, texts: Texts, routes: Routes, answers: list[Tensor]
     ) -> Tensor:
-        """KL(q || q_ref) summed over each block, for the same routed tokens."""
-        with torch.no_grad(), self.reference() as drafter:
+        """Hidden states of q_ref [B, A, G, S, D] for the same routed tokens."""
+        with self.reference() as drafter:
             reference = read_texts(drafter, texts.inputs, texts.banks, answers)
-            logits = drafter.backbone.logits(read_blocks(drafter, reference, routes, blocks))
-        divergence = (kl(student, logits) * inside).sum(-1).mean()
-        self.log("reward/kl", divergence, batch_size=len(answers), sync_dist=True)
-        return divergence
+            return read_blocks(drafter, reference, routes, rollouts.blocks, rollouts.counts)
+
+    @torch.no_grad()
+    def _reference_logits(self, hidden: Tensor) -> Tensor:
+        with self.reference() as drafter:
+            return drafter.backbone.logits(hidden)
 
 
-def until_end(blocks: Tensor, eos_ids: tuple[int, ...]) -> Tensor:
-    """Which tokens of blocks [..., S] stand before or at the first end token."""
-    ends = torch.isin(blocks, torch.tensor(eos_ids, device=blocks.device)).long()
-    return ends.cumsum(-1) - ends == 0
+def check_rollout_chunk(chunk: int, reward: str, credit: str, test: str, objective: str) -> None:
+    """Checks that a block earns nothing, and no token of it gets credit, behind its first failed test.
+
+    Raises:
+        ValueError: If rollouts cannot stop there without changing the loss.
+    """
+    if chunk < 1:
+        raise ValueError(
+            f"rollout_chunk is {chunk}; draft 1 token or more at a time, or null for whole blocks."
+        )
+    reasons = {
+        "objective overlap pays for every token by its chance; use objective policy": objective == "overlap",
+        "credit block gives every token of a block its reward; use credit prefix": credit == "block",
+        "reward token_agreement pays for tokens behind a failed one; use accepted_prefix": (
+            reward == "token_agreement"
+        ),
+        "reward expected_prefix with test sampling draws no test that a block could fail; use its noisy form "
+        "accepted_prefix": reward == "expected_prefix" and test == "sampling",
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            raise ValueError(f"rollout_chunk stops a block at its first failed token, but {reason}, or null.")

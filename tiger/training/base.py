@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -43,6 +43,7 @@ from tiger.training.checkpoints import (
 from tiger.training.ranks import check_ranks
 from tiger.training.sharding import full, full_state, gathered, shard
 from tiger.training.teacher import Lesson, Teacher, resample
+from tiger.training.teacher_cache import CachedLesson
 
 T = TypeVar("T")
 
@@ -324,7 +325,9 @@ class DraftTask(LightningModule, ABC):
             memory.update((e.prompt.id, value) for e, value in zip(new, make(new), strict=True))
         return [memory[example.prompt.id] for example in examples]
 
-    def block_attention(self, lessons: list[Lesson], texts: Texts, anchors: Tensor) -> Tensor:
+    def block_attention(
+        self, lessons: Sequence[Lesson | CachedLesson], texts: Texts, anchors: Tensor
+    ) -> Tensor:
         """Verifier attention to each bank token [B, A, N], averaged over the block behind each anchor."""
         result = torch.zeros(*anchors.shape, texts.bank.shape[1], device=anchors.device)
         for row, (lesson, bank) in enumerate(zip(lessons, texts.banks, strict=True)):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from data_modules.collate import Batch
@@ -12,7 +14,7 @@ from tiger.drafting.blocks import Texts, read_blocks, route
 from tiger.training.base import DraftTask
 from tiger.training.losses import DIVERGENCES, LossName, chunked, guidance
 from tiger.training.ranks import global_mean
-from tiger.training.teacher import Lesson
+from tiger.training.teacher_cache import CachedLesson, CacheSettings, TeacherCache, check_cache, coarse
 
 
 class KDWarmStart(DraftTask):
@@ -22,41 +24,72 @@ class KDWarmStart(DraftTask):
         loss: Divergence between verifier and drafter at each block position.
         ce_weight: Weight of an added cross-entropy on the answer's own tokens.
         temperature: Divides both models' logits.
+        teacher_cache: Folder of lessons that `data cache-teacher` made, which replaces the verifier's passes.
+            The divergence then takes all but the verifier's likeliest tokens as one. None reads live.
         kwargs: Options of `DraftTask`.
     """
 
     def __init__(
-        self, loss: LossName = "kl", ce_weight: float = 0.0, temperature: float = 1.0, **kwargs: Any
+        self,
+        loss: LossName = "kl",
+        ce_weight: float = 0.0,
+        temperature: float = 1.0,
+        teacher_cache: str | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.save_hyperparameters()
+        self.cache: TeacherCache | None = None
+
+    def on_train_start(self) -> None:
+        """Opens the teacher cache.
+
+        Raises:
+            FileNotFoundError: If there is none, or it is not whole.
+            ValueError: If it was made by another verifier, on other data, or in another way.
+        """
+        super().on_train_start()
+        if self.options.teacher_cache:
+            cache = TeacherCache(Path(self.options.teacher_cache))
+            made = cache.settings
+            wanted = self.cache_settings(self.trainer.train_dataloader, made.top_k, made.shard_size)
+            check_cache(made, wanted, cache.folder)
+            self.cache = cache
+
+    def cache_settings(self, loader: Any, top_k: int, shard_size: int) -> CacheSettings:
+        """What a teacher cache for this task and the data of a loader depends on."""
+        options = self.options
+        return CacheSettings(
+            self._verifier_mark,
+            options.verifier_dtype,
+            loader.identity,
+            float(options.temperature),
+            top_k,
+            (options.guidance_layers, float(options.guidance_power)) if options.guidance_weight else None,
+            len(loader.dataset),
+            shard_size,
+        )
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Scores the blocks behind all anchors in one pass and imitates the verifier there."""
-        texts, lessons = self.texts(batch.examples), self.lessons(batch.examples)
+        texts = self.texts(batch.examples)
+        lessons = self._cached(batch) if self.options.teacher_cache else self.lessons(batch.examples)
         anchors = self.anchors(batch.examples, self.generators(batch.examples, batch_idx))
         routes = route(self.drafter, texts, anchors)
-        blocks, valid = answer_blocks(
-            texts, [len(lesson.hidden) for lesson in lessons], anchors, self.block_size
+        sizes = [len(lesson.attention) for lesson in lessons]
+        blocks, valid = answer_blocks(texts, sizes, anchors, self.block_size)
+        hidden = read_blocks(self.drafter, texts, routes, blocks[:, :, None], valid[:, :, None])[:, :, 0]
+        teacher = [
+            teacher_rows([getattr(lesson, name) for lesson in lessons], anchors, self.block_size)[valid]
+            for name in lessons[0].judgement
+        ]
+        divergence, ce = global_mean(
+            chunked(self._terms, hidden[valid], blocks[valid], *teacher, vocab_size=self.verifier.vocab_size)
         )
-        student = read_blocks(self.drafter, texts, routes, blocks[:, :, None])[:, :, 0][valid]
-        teacher = teacher_hidden(lessons, anchors, self.block_size)[valid]
-        divergence = global_mean(
-            chunked(
-                DIVERGENCES[self.options.loss],
-                self.verifier.logits,
-                self.drafter.backbone.logits,
-                teacher,
-                student,
-                self.options.temperature,
-            )
-        )
-        loss = divergence
         size = len(batch.examples)
         self.log("loss/kd", divergence, batch_size=size, sync_dist=True)
+        loss = divergence
         if self.options.ce_weight:
-            logits = self.drafter.backbone.logits(student).float()
-            ce = global_mean(torch.nn.functional.cross_entropy(logits, blocks[valid], reduction="none"))
             self.log("loss/ce", ce, batch_size=size, sync_dist=True)
             loss = loss + self.options.ce_weight * ce
         if self.options.guidance_weight and self.drafter.selector == "routed":
@@ -66,6 +99,30 @@ class KDWarmStart(DraftTask):
             loss = loss + self.options.guidance_weight * guide
         self.log("loss/total", loss, batch_size=size, prog_bar=True, sync_dist=True)
         return loss
+
+    def _cached(self, batch: Batch) -> list[CachedLesson]:
+        assert self.cache is not None, "on_train_start has not run"
+        return [self.cache(example.prompt.id, self.device) for example in batch.examples]
+
+    def _terms(self, student: Tensor, tokens: Tensor, *teacher: Tensor) -> Tensor:
+        """Divergence and cross-entropy [P, 2].
+
+        Args:
+            student: Hidden states of the drafter [P, D].
+            tokens: The answer's tokens [P].
+            teacher: Hidden states of the verifier [P, D], or what the cache kept: log-probabilities
+                [P, k + 1] and token ids [P, k].
+        """
+        logits = self.drafter.backbone.logits(student)
+        scaled = logits / self.options.temperature
+        if len(teacher) == 2:
+            pair = teacher[0], coarse(scaled, teacher[1])
+        else:
+            pair = self.verifier.logits(teacher[0]) / self.options.temperature, scaled
+        divergence = DIVERGENCES[self.options.loss](*pair)
+        if not self.options.ce_weight:
+            return torch.stack([divergence, torch.zeros_like(divergence)], -1)
+        return torch.stack([divergence, F.cross_entropy(logits.float(), tokens, reduction="none")], -1)
 
 
 def answer_blocks(texts: Texts, sizes: list[int], anchors: Tensor, block_size: int) -> tuple[Tensor, Tensor]:
@@ -86,10 +143,10 @@ def answer_blocks(texts: Texts, sizes: list[int], anchors: Tensor, block_size: i
     return padded.gather(2, index.clamp_max(padded.shape[2] - 1)), valid
 
 
-def teacher_hidden(lessons: list[Lesson], anchors: Tensor, block_size: int) -> Tensor:
-    """Verifier hidden states [B, A, S, D] that judge the tokens behind each anchor."""
-    hidden = torch.nn.utils.rnn.pad_sequence([lesson.hidden for lesson in lessons], batch_first=True)
+def teacher_rows(values: list[Tensor], anchors: Tensor, block_size: int) -> Tensor:
+    """Values [B, A, S, ...] that judge the tokens behind each anchor, from values [R, ...] of each answer."""
+    padded = torch.nn.utils.rnn.pad_sequence(values, batch_first=True)
     index = anchors[..., None] + torch.arange(block_size, device=anchors.device)
-    index = index.clamp_max(hidden.shape[1] - 1)
-    rows = torch.arange(len(lessons), device=anchors.device)[:, None, None]
-    return hidden[rows, index]
+    index = index.clamp_max(padded.shape[1] - 1)
+    rows = torch.arange(len(values), device=anchors.device)[:, None, None]
+    return padded[rows, index]

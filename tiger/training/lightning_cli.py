@@ -42,6 +42,16 @@ class TigerCLI(LightningCLI):
             verb: One of fit, validate, test, predict.
             options: Arguments after the verb.
         """
+        return cls.build([verb, *options])
+
+    @classmethod
+    def build(cls, args: list[str], run: bool = True) -> TigerCLI:
+        """Parses arguments, builds trainer, model and data, and runs the verb.
+
+        Args:
+            args: The verb and its options.
+            run: Whether there is a verb to run; without it, the arguments are options only.
+        """
         return cls(
             DraftTask,
             LightningDataModule,
@@ -52,7 +62,8 @@ class TigerCLI(LightningCLI):
             save_config_callback=SaveConfig,
             save_config_kwargs={"overwrite": True},
             parser_kwargs={"prog": PROGRAM, "allow_abbrev": False},
-            args=[verb, *options],
+            args=args,
+            run=run,
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:

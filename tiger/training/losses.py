@@ -68,36 +68,27 @@ DIVERGENCES: dict[str, Divergence] = {
 
 
 def chunked(
-    divergence: Divergence,
-    teacher_head: Callable[[Tensor], Tensor],
-    student_head: Callable[[Tensor], Tensor],
-    teacher_hidden: Tensor,
-    student_hidden: Tensor,
-    temperature: float = 1.0,
-    chunk_size: int = 2048,
+    values: Callable[..., Tensor], *inputs: Tensor, vocab_size: int, max_elements: int = 2**26
 ) -> Tensor:
-    """A divergence from hidden states, whose logits are only ever held for one chunk of positions.
+    """Values per position that need logits, which are only ever held for a few positions.
 
     Args:
-        divergence: One of the functions above.
-        teacher_head: Maps hidden states to verifier logits.
-        student_head: Maps hidden states to drafter logits.
-        teacher_hidden: [P, D_verifier].
-        student_hidden: [P, D_drafter].
-        temperature: Divides both logits.
-        chunk_size: Positions per chunk; the logits of other chunks are recomputed in the backward pass.
+        values: Maps the same positions of all inputs [C, ...] to values [C, ...]; it makes the logits itself.
+        inputs: Tensors [P, ...], such as hidden states and token ids.
+        vocab_size: Logits per position.
+        max_elements: Most logits of one model that are held at a time. The logits of other positions are made
+            again in the backward pass.
 
     Returns:
-        Divergence of each position [P].
+        Values of all positions [P, ...].
     """
-
-    def values(teacher: Tensor, student: Tensor) -> Tensor:
-        return divergence(teacher_head(teacher) / temperature, student_head(student) / temperature)
-
-    if len(student_hidden) <= chunk_size:
-        return values(teacher_hidden, student_hidden)
-    pieces = zip(teacher_hidden.split(chunk_size), student_hidden.split(chunk_size), strict=True)
-    return torch.cat([checkpoint(values, t, s, use_reentrant=False) for t, s in pieces])
+    size = max(1, max_elements // vocab_size)
+    if len(inputs[0]) <= size:
+        return values(*inputs)
+    pieces = zip(*(tensor.split(size) for tensor in inputs), strict=True)
+    if not torch.is_grad_enabled():
+        return torch.cat([values(*piece) for piece in pieces])
+    return torch.cat([checkpoint(values, *piece, use_reentrant=False) for piece in pieces])
 
 
 def guidance(scores: Tensor, attention: Tensor) -> Tensor:

@@ -43,8 +43,16 @@ def check_ranks(facts: Mapping[str, str]) -> None:
         )
 
 
+def any_rank(flag: Tensor) -> bool:
+    """Whether a flag is set on any rank; every rank must call it."""
+    found = flag.int()
+    if has_ranks():
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+    return bool(found)
+
+
 def global_mean(values: Tensor) -> Tensor:
-    """Mean of values [P] over all ranks, though each has a number of its own.
+    """Mean of values [P, ...] over P and all ranks, though each has a number of its own.
 
     Args:
         values: Values of this rank.
@@ -53,8 +61,8 @@ def global_mean(values: Tensor) -> Tensor:
         This rank's sum over the mean number per rank. Averaged over the ranks, as its gradient is, that is
         the mean of the global batch, which one process would compute.
     """
-    count = torch.tensor(float(values.numel()), device=values.device)
+    count = torch.tensor(float(len(values)), device=values.device)
     if has_ranks():
         dist.all_reduce(count)
         count = count / dist.get_world_size()
-    return values.sum() / count.clamp_min(1e-9)
+    return values.sum(0) / count.clamp_min(1e-9)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -50,7 +49,7 @@ def acceptance(teacher: Tensor, student_log_probability: Tensor, blocks: Tensor,
     return (log_p - student_log_probability.detach()).clamp_max(0.0).exp()
 
 
-def rewards(name: RewardName, chance: Tensor, generators: Sequence[torch.Generator] | None = None) -> Rewards:
+def rewards(name: RewardName, chance: Tensor, uniform: Tensor) -> Rewards:
     """Rewards of blocks.
 
     `accepted_prefix` (paper Eq. 13) counts the accepted tokens, `binary` is 1 if the first is accepted,
@@ -60,15 +59,10 @@ def rewards(name: RewardName, chance: Tensor, generators: Sequence[torch.Generat
     Args:
         name: Kind of reward.
         chance: Acceptance chances [..., G, S] from `acceptance`.
-        generators: Randomness of the test, one generator per entry of the first dimension.
+        uniform: Random numbers in [0, 1) of the same shape; a token passes where its number is below its
+            chance. `expected_prefix` does not look at them.
     """
-    if name == "expected_prefix":
-        passed = chance
-    else:
-        sources: Sequence[torch.Generator | None] = generators or [None] * len(chance)
-        rows = [torch.rand(chance.shape[1:], generator=g, device=chance.device) for g in sources]
-        uniform = torch.stack(rows)
-        passed = (uniform < chance).float()
+    passed = chance if name == "expected_prefix" else (uniform < chance).float()
     if name == "token_agreement":
         return Rewards(passed, torch.ones_like(passed))
     survival = passed.cumprod(-1)

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from tiger.backbones.base import Backbone, Prompt, assemble
+from tiger.backbones.branches import Branches, additive
 from tiger.backbones.grids import Grid
 
 
@@ -23,20 +24,22 @@ class Lesson:
         attention: Attention [R, N] of each answer token to the visual tokens, raised to a power and averaged
             over heads and layers.
         grids: Grids that N runs over.
+        judgement: Names of the attributes that say what the verifier would have said.
     """
 
     hidden: Tensor
     attention: Tensor
     grids: tuple[Grid, ...]
+    judgement = ("hidden",)
 
 
 @dataclass
 class Prefixes:
-    """Prompts and answers in the verifier's cache, for scoring blocks.
+    """Prompts and answers in the verifier's cache, for judging blocks.
 
     Attributes:
         lessons: What the same pass taught.
-        cache: Keys and values of prompts and answers; None where no block is to be scored.
+        cache: Keys and values of prompts and answers; None where no block is to be judged.
         starts: Column of the first answer token [B].
         next_positions: Its position [B].
         hidden: Hidden states [B, T, D].
@@ -67,7 +70,7 @@ class Teacher:
         return self._read(prompts, answers, None).lessons
 
     def prefixes(self, prompts: Sequence[Prompt], answers: Sequence[Tensor]) -> Prefixes:
-        """Reads whole answers into a cache that `score_blocks` continues."""
+        """Reads whole answers into a cache that `branches` continue."""
         return self._read(prompts, answers, DynamicCache(config=self.backbone.model.config))
 
     @torch.no_grad()
@@ -94,42 +97,23 @@ class Teacher:
         positions = torch.tensor([entry.next_position for entry in inputs], device=device)
         return Prefixes(lessons, cache, starts, positions, hidden)
 
-    @torch.no_grad()
-    def score_blocks(self, prefixes: Prefixes, anchors: Tensor, blocks: Tensor) -> Tensor:
-        """Hidden states of the verifier for drafted blocks, all in one pass over the shared prefixes.
+    def branches(self, prefixes: Prefixes, anchors: Tensor, group: int) -> Branches:
+        """Branches behind roots of the prefixes; their hidden states judge drafted blocks.
 
         Args:
             prefixes: Prompts and answers.
             anchors: Index of each root in its answer [B, A].
-            blocks: Drafted tokens [B, A, G, S].
-
-        Returns:
-            Hidden states [B, A, G, S, D]; entry u judges token u.
+            group: Branches G per anchor.
         """
-        batch, num_anchors, group, count = blocks.shape
         columns = prefixes.starts[:, None] + anchors
-        width = prefixes.hidden.shape[-1]
-        roots = prefixes.hidden.gather(1, columns[..., None].expand(-1, -1, width))
-        roots = roots[:, :, None, None].expand(-1, -1, group, -1, -1)
-        if count == 1:
-            return roots
-        tokens = blocks[..., :-1]
-        size = count - 1
-        device = blocks.device
-        branch = torch.arange(num_anchors * group, device=device).repeat_interleave(size)
-        step = torch.arange(size, device=device).repeat(num_anchors * group)
-        prefix = torch.arange(prefixes.hidden.shape[1], device=device) <= columns[..., None]
-        own = (branch[:, None] == branch) & (step[:, None] >= step)
-        mask = torch.cat([prefix[:, branch // group], own.expand(batch, -1, -1)], dim=2)
-        start = prefixes.next_positions[:, None] + anchors + 1
-        positions = (start[:, :, None, None] + torch.arange(size, device=device)).expand(-1, -1, group, -1)
-        hidden = self.backbone.run(
-            self.backbone.embed(tokens.flatten(1)),
-            positions.flatten(1).expand(self.backbone.num_axes, -1, -1),
-            mask[:, None],
-            prefixes.cache,
+        hidden = prefixes.hidden
+        roots = hidden.gather(1, columns[..., None].expand(-1, -1, hidden.shape[-1]))
+        visible = torch.arange(hidden.shape[1], device=hidden.device) <= columns[..., None]
+        assert prefixes.cache is not None
+        positions = prefixes.next_positions[:, None] + anchors
+        return Branches(
+            self.backbone, prefixes.cache, roots, positions, additive(visible, hidden.dtype), group
         )
-        return torch.cat([roots, hidden.view(batch, num_anchors, group, size, width)], dim=3)
 
 
 def resample(attention: Tensor, source: Sequence[Grid], target: Sequence[Grid]) -> Tensor:
