@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -16,6 +17,8 @@ from callbacks import StopOnBadLoss
 from data_modules import SyntheticDataModule
 from data_modules.collate import Batch, Example
 from tiger.backbones.base import Prompt
+from tiger.drafting.lora import Lora
+from tiger.drafting.saving import save_drafter
 from tiger.training import AcceptanceAlignment, KDWarmStart
 from tiger.training.sharding import full_state
 from tiger.training.strategy import FSDP2Strategy
@@ -140,22 +143,25 @@ def mixed(folder, strategies, world):
     return found
 
 
-def save(folder, strategies, world):
-    """One step of alignment, saved."""
-    for strategy in strategies:
-        module, used = task(folder, "align", adam), trainer(strategy, world)
+def save(folder, strategies, world, kinds=("align",), **options):
+    """One step of some stages, saved and exported."""
+    for strategy, kind in product(strategies, kinds):
+        module, used = task(folder, kind, adam, **options), trainer(strategy, world)
         used.fit(module, data(folder, world))
-        used.save_checkpoint(folder / f"{strategy}.ckpt")
+        used.save_checkpoint(folder / kind / f"{strategy}.ckpt")
+        whole = module.whole_drafter()
+        if used.is_global_zero:
+            save_drafter(whole, folder / kind / strategy)
 
 
-def resume(folder, strategies, world):
+def resume(folder, strategies, world, kinds=("align",), **options):
     """The second step, from each checkpoint that there is, under each strategy."""
     found = {}
-    for path in sorted(folder.glob("*.ckpt")):
-        for strategy in strategies:
-            module, used = task(folder, "align", adam), trainer(strategy, world, steps=2)
+    for kind, strategy in product(kinds, strategies):
+        for path in sorted((folder / kind).glob("*.ckpt")):
+            module, used = task(folder, kind, adam, **options), trainer(strategy, world, steps=2)
             used.fit(module, data(folder, world), ckpt_path=path, weights_only=False)
-            found[path.stem, strategy] = result(used, module)
+            found[kind, path.stem, strategy] = result(used, module)
     return found
 
 
@@ -163,6 +169,16 @@ def save_and_resume(folder, strategies, world):
     """Both, in the same processes."""
     save(folder, strategies, world)
     return resume(folder, strategies, world)
+
+
+def adapters(folder, strategies, world):
+    """The same with adapters in both stages; several processes also recompute layers."""
+    save(folder, strategies, world, **adapted(world))
+    return resume(folder, strategies, world, **adapted(world))
+
+
+def adapted(world):
+    return {"kinds": tuple(TASKS), "lora": Lora(rank=4), "gradient_checkpointing": world > 1}
 
 
 def differ(folder, strategies, world):
