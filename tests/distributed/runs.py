@@ -1,5 +1,6 @@
 """Short trainings that one process and several processes run alike; also the program of each process."""
 
+import importlib
 import os
 import socket
 import subprocess
@@ -43,6 +44,10 @@ def sgd(parameters):
 def adam(parameters):
     """A large epsilon: without it the first step is the gradient's sign, however close to zero it is."""
     return torch.optim.AdamW(parameters, lr=3e-3, eps=1e-2)
+
+
+# Hyper-parameters in a checkpoint name them, and FSDP2 loads no other code than this.
+torch.serialization.add_safe_globals([sgd, adam])
 
 
 def task(folder, kind, optimizer=sgd, **options):
@@ -118,9 +123,11 @@ def step(folder, strategies, world):
     found = {}
     for strategy in strategies:
         for kind in TASKS:
-            module, used = task(folder, kind), trainer(strategy, world)
+            # Shown all tokens at the image's place, the drafter agrees with the verifier now and then.
+            module, before, watch = task(folder, kind, layout="inline", num_routed=999), Watch(), Watch()
+            used = trainer(strategy, world, callbacks=[before])
             used.validate(module, data(folder, world), verbose=False)
-            start, watch = result(used, module), Watch()
+            start = result(used, module) | {"accepted": before.accepted}
             module = task(folder, kind)
             used = trainer(strategy, world, callbacks=[watch], val_check_interval=1)
             used.fit(module, data(folder, world))
@@ -160,7 +167,7 @@ def resume(folder, strategies, world, kinds=("align",), **options):
     for kind, strategy in product(kinds, strategies):
         for path in sorted((folder / kind).glob("*.ckpt")):
             module, used = task(folder, kind, adam, **options), trainer(strategy, world, steps=2)
-            used.fit(module, data(folder, world), ckpt_path=path, weights_only=False)
+            used.fit(module, data(folder, world), ckpt_path=path, weights_only=True)
             found[kind, path.stem, strategy] = result(used, module)
     return found
 
@@ -243,4 +250,5 @@ def launch(folder, scenario, world=2):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     place, name, number = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    torch.save(globals()[name](place, TOGETHER, number), place / f"{name}{os.environ['RANK']}.pt")
+    scenario = getattr(importlib.import_module("runs"), name)  # or checkpoints would name `__main__.adam`
+    torch.save(scenario(place, TOGETHER, number), place / f"{name}{os.environ['RANK']}.pt")

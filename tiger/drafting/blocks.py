@@ -196,7 +196,7 @@ class SuffixBlocks:
         positions = torch.cat(
             [positions.unflatten(2, (num_anchors, count)), root_positions[..., None]], dim=3
         )
-        visual = torch.cat([routes.valid, torch.zeros_like(routes.valid[..., :1])], dim=2).flatten(1)
+        visual = torch.nn.functional.pad(routes.valid, (0, 1)).flatten(1)
         deepstack = [
             rows.gather(1, flat[..., None].expand(-1, -1, rows.shape[-1]))[routes.valid.flatten(1)]
             for rows in texts.deepstack
