@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from PIL import Image, ImageDraw
 
 from callbacks.run_folder import tensorboard
-from tiger.backbones.base import Prompt
+from tiger.backbones.grids import Grid, locate
 from tiger.decoding.records import Generation, Round
 
 COLOUR = (255, 64, 32)
@@ -54,55 +55,51 @@ class RoutingImages(Callback):
             rounds = [entry for entry in generation.rounds if entry.route][: self.num_rounds]
             if self.drawn >= self.num_examples or not rounds or len(example.prompt.images) != 1:
                 continue
-            grid = visual_grid(pl_module, example.prompt)
-            strip = draw_rounds(example.prompt.images[0], grid, rounds, self.scale)
+            drafter: Any = pl_module.drafter
+            _, (bank,) = drafter.encode([example.prompt])
+            strip = draw_rounds(example.prompt.images[0], bank.grids, rounds, self.scale)
             writer.add_image(
                 f"router/{self.drawn}", np.asarray(strip), trainer.global_step, dataformats="HWC"
             )
             self.drawn += 1
 
 
-def visual_grid(pl_module: Any, prompt: Prompt) -> tuple[int, int]:
-    """Rows and columns of the drafter's visual tokens of a prompt with one picture."""
-    _, (bank,) = pl_module.drafter.encode([prompt])
-    _, rows, columns = bank.grids[0]
-    return rows, columns
-
-
 def draw_rounds(
-    picture: Image.Image, grid: tuple[int, int], rounds: list[Round], scale: int = 2
+    picture: Image.Image, grids: Sequence[Grid], rounds: list[Round], scale: int = 2
 ) -> Image.Image:
     """Panels side by side, one per round, with the routed cells tinted.
 
     Args:
         picture: The picture of the prompt.
-        grid: Rows and columns of its visual tokens.
-        rounds: Rounds to draw; row `rows * columns` of a route is the global token.
+        grids: Where its visual tokens lie; a coarse and a fine view of it lie over one another.
+        rounds: Rounds to draw.
         scale: Enlargement.
     """
     size = (picture.width * scale, picture.height * scale)
     strip = Image.new("RGB", (len(rounds) * (size[0] + GAP) - GAP, size[1]), "white")
     for index, entry in enumerate(rounds):
         panel = picture.convert("RGB").resize(size, Image.Resampling.NEAREST).convert("RGBA")
-        panel.alpha_composite(_overlay(size, grid, entry))
+        panel.alpha_composite(_overlay(size, grids, entry))
         strip.paste(panel.convert("RGB"), (index * (size[0] + GAP), 0))
     return strip
 
 
-def _overlay(size: tuple[int, int], grid: tuple[int, int], entry: Round) -> Image.Image:
-    """A transparent layer with the routed cells of one round."""
+def _overlay(size: tuple[int, int], grids: Sequence[Grid], entry: Round) -> Image.Image:
+    """A transparent layer with the routed cells of one round; a newline token is a line at its row's end."""
     layer = Image.new("RGBA", size)
     draw = ImageDraw.Draw(layer)
-    rows, columns = grid
     low, high = min(entry.scores), max(entry.scores)
     for token, score in zip(entry.route, entry.scores, strict=True):
         strength = (score - low) / (high - low) if high > low else 1.0
         colour = (*COLOUR, round(70 + 130 * strength))
-        if token >= rows * columns:
+        place = locate(token, grids)
+        if place is None:
             draw.rectangle((0, 0, size[0] - 1, size[1] - 1), outline=colour, width=4)
             continue
-        row, column = divmod(token, columns)
+        _, (_, rows, columns, *_), _, row, column = place
         left, top = column * size[0] // columns, row * size[1] // rows
         right, bottom = (column + 1) * size[0] // columns - 1, (row + 1) * size[1] // rows - 1
+        if column == columns:
+            left, right = size[0] - 3, size[0] - 1
         draw.rectangle((left, top, right, bottom), fill=colour)
     return layer

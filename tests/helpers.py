@@ -5,6 +5,7 @@ from functools import lru_cache
 
 import torch
 from PIL import Image
+from transformers.video_utils import VideoMetadata
 
 from data_modules.synthetic.world import generate
 from tiger.backbones.base import Prompt
@@ -61,7 +62,7 @@ def agreeing_drafter(verifier, noise=0.0, seed=7):
         for parameter in model.model.language_model.parameters():
             spread = parameter.std() if parameter.ndim >= 2 else 0.0
             parameter += noise * spread * torch.randn(parameter.shape, generator=generator)
-    return RoutedDrafter(Qwen3VLBackbone(model, verifier.processor), "full", "inline").eval()
+    return RoutedDrafter(type(verifier)(model, verifier.processor), "full", "inline").eval()
 
 
 def save_backbone(backbone, folder):
@@ -84,19 +85,32 @@ def prompts(count):
     return made
 
 
-def hf_inputs(prompt):
-    """What the processor gives transformers' own call for a prompt."""
+def hf_inputs(prompt, own=None):
+    """What the processor (`own` or the tiny pair's) gives transformers' own call for a prompt."""
     content = [{"type": "image", "image": image} for image in prompt.images]
+    content += [{"type": "video", "video": video.frames} for video in prompt.videos]
     messages = [{"role": "user", "content": [*content, {"type": "text", "text": prompt.text}]}]
-    return processor().apply_chat_template(
-        messages, tokenize=True, return_dict=True, return_tensors="pt", add_generation_prompt=True
+    if prompt.system:
+        messages.insert(0, {"role": "system", "content": [{"type": "text", "text": prompt.system}]})
+    frames = [(len(video.frames), video.fps) for video in prompt.videos]
+    chosen = [VideoMetadata(n, rate, frames_indices=list(range(n))) for n, rate in frames]
+    options = {"video_metadata": [chosen], "do_sample_frames": False} if frames else {}
+    return (own or processor()).apply_chat_template(
+        messages,
+        tokenize=True,
+        return_dict=True,
+        return_tensors="pt",
+        add_generation_prompt=True,
+        processor_kwargs=options,
     )
 
 
 def hf_generate(backbone, prompt, **options):
-    """New tokens of transformers' `generate`."""
-    inputs = hf_inputs(prompt)
-    output = backbone.model.generate(**inputs, **{"do_sample": False, **options})
+    """New tokens of transformers' `generate`, which may not use the ids that pad the vocabulary."""
+    inputs = hf_inputs(prompt, backbone.processor)
+    padding = list(range(backbone.vocab_size, backbone.text_config.vocab_size))
+    defaults = {"do_sample": False} | ({"suppress_tokens": padding} if padding else {})
+    output = backbone.model.generate(**inputs, **defaults | options)
     return output[0, inputs["input_ids"].shape[1] :].tolist()
 
 

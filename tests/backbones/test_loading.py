@@ -7,6 +7,7 @@ from helpers import fresh_backbone, hf_inputs, picture, prompts, save_backbone, 
 
 from tiger.backbones.images import load_image
 from tiger.backbones.loading import check_pair, load_backbone
+from tiger.backbones.qwen3_vl import Qwen3VLBackbone
 from tiger.decoding.speculative import SpeculativeDecoder
 from tiger.drafting.routed import RoutedDrafter
 
@@ -45,7 +46,7 @@ def test_missing_folder_and_missing_config(tmp_path):
 
 def test_unsupported_family(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
-    with pytest.raises(ValueError, match="'bert' model; supported families: qwen3_vl"):
+    with pytest.raises(ValueError, match=r"'bert' model; supported families: .*qwen3_vl"):
         load_backbone(str(tmp_path))
 
 
@@ -56,17 +57,28 @@ def test_pairs_share_one_tokenizer():
     drafter.processor.tokenizer = copy.deepcopy(drafter.processor.tokenizer)
     check_pair(verifier, drafter)
     drafter.processor.tokenizer.add_tokens(["<new>"])
-    with pytest.raises(ValueError, match="'<new>': id None in the verifier"):
+    first = len(verifier.tokenizer)
+    with pytest.raises(ValueError, match=f"difference is id {first}: None in the verifier, '<new>' in the"):
         check_pair(verifier, drafter)
     with pytest.raises(ValueError, match="share one tokenizer"):
         SpeculativeDecoder(verifier, RoutedDrafter(drafter))
 
 
-def test_pairs_share_one_vocabulary_size():
+def test_a_model_that_scores_too_few_ids_is_refused():
+    verifier = tiny_backbone()
     drafter = fresh_backbone("drafter", 1, 1)
-    drafter.model.config.text_config.vocab_size += 64
-    with pytest.raises(ValueError, match=r"scores \d+ tokens and the drafter \d+"):
-        check_pair(tiny_backbone(), drafter)
+    drafter.model.config.text_config.vocab_size -= 3
+    short = Qwen3VLBackbone(drafter.model, drafter.processor)
+    missing = len(verifier.tokenizer) - 3
+    with pytest.raises(ValueError, match=f"the drafter {missing}; id {missing} is missing"):
+        check_pair(verifier, short)
+
+
+def test_model_and_processor_agree_on_the_image_token():
+    backbone = fresh_backbone(layers=1)
+    backbone.model.config.image_token_id += 1
+    with pytest.raises(ValueError, match=r"marks images with token 5, the model looks for token 6"):
+        Qwen3VLBackbone(backbone.model, backbone.processor)
 
 
 def test_prompts_are_prepared_once_for_models_that_read_alike():
@@ -79,6 +91,9 @@ def test_prompts_are_prepared_once_for_models_that_read_alike():
     assert None not in calls
     drafter.processor = copy.deepcopy(drafter.processor)
     drafter.processor.image_processor.image_mean = [0.1, 0.2, 0.3]
+    assert not SpeculativeDecoder(verifier, RoutedDrafter(drafter)).shares_inputs
+    drafter.processor = copy.deepcopy(verifier.processor)
+    drafter.processor.video_processor.max_frames = 3
     assert not SpeculativeDecoder(verifier, RoutedDrafter(drafter)).shares_inputs
 
 

@@ -97,7 +97,7 @@ def test_bank_carries_grids_positions_and_deepstack():
     inputs, banks, _ = assembled(backbone, prompts(3))
     assert [len(bank.grids) for bank in banks] == [1, 2, 0]
     for entry, bank in zip(inputs, banks, strict=True):
-        assert len(bank) == sum(t * h * w for t, h, w in bank.grids) == int(entry.visual.sum())
+        assert len(bank) == sum(grid.size for grid in bank.grids) == int(entry.visual.sum())
         assert torch.equal(bank.position_ids, entry.position_ids[:, entry.visual])
         assert len(bank.deepstack) == 1
         assert len(bank.deepstack[0]) == len(bank)

@@ -26,6 +26,7 @@ from callbacks.provenance import git_state
 from callbacks.routing_images import COLOUR, draw_rounds
 from data_modules.collate import Batch, Example
 from tiger.backbones.base import Prompt, VisualBank
+from tiger.backbones.grids import Grid
 from tiger.decoding.records import Generation, Round
 
 
@@ -37,7 +38,7 @@ class Bank4x4(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.ones(2))
 
     def encode(self, prompts):
-        bank = VisualBank(torch.zeros(16, 2), torch.zeros(3, 16), (), ((1, 4, 4),))
+        bank = VisualBank(torch.zeros(16, 2), torch.zeros(3, 16), (), (Grid(1, 4, 4),))
         return [None], [bank]
 
 
@@ -130,12 +131,25 @@ def test_routing_images_are_written_for_the_first_examples(tmp_path):
 def test_drawn_cells_show_where_and_how_strong():
     picture = Image.new("RGB", (32, 32), "blue")
     entry = Round([1], 1, 2, 0, [0, 5, 16], [0.1, 0.9, 0.5])
-    strip = np.asarray(draw_rounds(picture, (4, 4), [entry, entry], scale=1)).astype(int)
+    strip = np.asarray(draw_rounds(picture, [Grid(1, 4, 4)], [entry, entry], scale=1)).astype(int)
     assert strip.shape == (32, 32 * 2 + 6, 3)
     weak, strong, untouched = strip[6, 6], strip[12, 12], strip[20, 20]
     assert tuple(untouched) == (0, 0, 255)
     assert abs(strong - COLOUR).sum() < abs(weak - COLOUR).sum() < abs(untouched - np.array(COLOUR)).sum()
     assert tuple(strip[0, 31]) != (0, 0, 255)  # the frame of the global token
+
+
+def test_drawn_cells_of_a_coarse_and_a_fine_view():
+    picture = Image.new("RGB", (32, 32), "blue")
+    grids = [Grid(1, 2, 2), Grid(1, 4, 4, newlines=True, again=True)]
+    coarse, fine, newline = (
+        np.asarray(draw_rounds(picture, grids, [Round([1], 1, 2, 0, [token], [0.5])], 1))[..., 0] > 0
+        for token in (3, 4 + 5 + 2, 4 + 4)
+    )
+    assert coarse.nonzero()[0].min() == coarse.nonzero()[1].min() == 16
+    assert coarse.sum() == 16 * 16
+    assert (fine.nonzero()[0].min(), fine.nonzero()[1].min(), fine.sum()) == (8, 16, 8 * 8)
+    assert (newline.nonzero()[0].max(), newline.nonzero()[1].min(), newline.sum()) == (7, 29, 8 * 3)
 
 
 def test_throughput_counts_examples_tokens_and_memory(tmp_path):

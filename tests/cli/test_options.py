@@ -21,8 +21,8 @@ num_validation num_workers prompt_template question_filter response_batch_size r
 seed verifier verifier_dtype verifier_quantization
 """,
     generate: """
-block_size compare drafter dtype images max_new_tokens num_routed num_threads prompt seed system temperature
-top_k top_p trace verifier verifier_quantization
+block_size compare drafter dtype images max_frames max_new_tokens num_routed num_threads prompt seed system
+temperature top_k top_p trace verifier verifier_quantization video_fps videos
 """,
     benchmark: """
 acceptance_batch_size batch_sizes block_size block_sizes dataset decoders dtype max_new_tokens num_prompts

@@ -1,9 +1,12 @@
+import numpy as np
 import pytest
 import torch
-from helpers import fresh_backbone, hf_inputs, processor, prompts, tiny_backbone, tiny_drafter
+from helpers import fresh_backbone, hf_inputs, picture, processor, prompts, tiny_backbone, tiny_drafter
 from transformers import LogitsProcessorList, MaxTimeCriteria, StoppingCriteriaList
 from transformers.generation import InfNanRemoveLogitsProcessor
 
+from tiger.backbones.base import Prompt
+from tiger.backbones.videos import Video
 from tiger.decoding.custom_generate import speculative_generate
 from tiger.drafting.routed import RoutedDrafter
 
@@ -63,6 +66,15 @@ def test_a_padded_batch_equals_plain_generate(model):
     assert torch.equal(ours, plain)
     assert len({len(answer.tokens) for answer in records}) > 1
     assert sum(len(answer.rounds) for answer in records) > 5
+
+
+def test_videos_reach_both_models(model):
+    frames = np.stack([np.asarray(picture(seed).resize((48, 48))) for seed in range(4)])
+    inputs = hf_inputs(Prompt("What happens?", (picture(),), videos=(Video(frames, 2.0),)))
+    assert "pixel_values_videos" in inputs
+    plain = model.generate(**inputs, max_new_tokens=12, do_sample=False)
+    ours = model.generate(**inputs, max_new_tokens=12, do_sample=False, **OURS, drafter=tiny_drafter())
+    assert torch.equal(ours, plain)
 
 
 def test_sampling_options_reach_the_decoder(model):

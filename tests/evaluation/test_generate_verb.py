@@ -1,11 +1,13 @@
 import inspect
 
 import pytest
-from helpers import agreeing_drafter, prompts, save_backbone, tiny_backbone
+from helpers import agreeing_drafter, hf_generate, prompts, save_backbone, tiny_backbone
 
+from tiger.backbones.base import Prompt
+from tiger.backbones.videos import load_video
 from tiger.decoding.autoregressive import AutoregressiveDecoder
 from tiger.drafting.saving import save_drafter
-from tiger.evaluation.generate import generate, read_images, stream, summary
+from tiger.evaluation.generate import generate, stream, summary
 from tiger.report.pieces import piece, pieces
 
 
@@ -79,15 +81,31 @@ def test_summary_without_rounds():
     assert summary(answer, 8).startswith("2 tokens · ")
 
 
-def test_image_errors(tmp_path):
-    with pytest.raises(ValueError, match="needs one image"):
-        read_images([])
+def test_videos_are_read_at_the_given_rate(pair, tmp_path, capsys):
+    frames = [image.resize((48, 48)) for prompt in prompts(3) for image in prompt.images]
+    frames[0].save(tmp_path / "film.gif", save_all=True, append_images=frames[1:], duration=500)
+    film = {"videos": str(tmp_path / "film.gif"), "images": None}
+    answer = ask(pair, **film, video_fps=2.0, trace=tmp_path / "page.html")
+    assert answer.tokens == ask(pair, **film, video_fps=2.0, drafter=None).tokens
+    expected = load_video(tmp_path / "film.gif", 2.0)
+    assert len(expected.frames) == 3
+    prompt = Prompt("What is in the picture?", videos=(expected,))
+    assert answer.tokens == hf_generate(tiny_backbone(layers=1), prompt, max_new_tokens=12)
+    data = (tmp_path / "page.html").read_text()
+    assert data.count("data:image/png") == 2  # three frames are two groups of visual tokens
+    both = ask(pair, **film | {"images": str(pair / "image.png")}, max_frames=1)
+    assert both.id == "image.png"
+
+
+def test_prompt_errors(pair, tmp_path):
+    with pytest.raises(ValueError, match="needs an image or a video"):
+        ask(pair, images=None)
     with pytest.raises(FileNotFoundError, match=r"no image file .*cat\.png"):
-        read_images([tmp_path / "cat.png"])
+        ask(pair, images=str(tmp_path / "cat.png"))
+    with pytest.raises(FileNotFoundError, match=r"no video file .*cat\.mp4"):
+        ask(pair, images=None, videos=[str(tmp_path / "cat.mp4")])
     (tmp_path / "text.png").write_text("no picture")
     with pytest.raises(ValueError, match="cannot be read as an image"):
-        read_images([tmp_path / "text.png"])
-    prompts(1)[0].images[0].save(tmp_path / "cut.png")
-    (tmp_path / "cut.png").write_bytes((tmp_path / "cut.png").read_bytes()[:200])
-    with pytest.raises(ValueError, match="cannot be read as an image"):
-        read_images([tmp_path / "cut.png"])
+        ask(pair, images=str(tmp_path / "text.png"))
+    with pytest.raises(ValueError, match="cannot be read as a video"):
+        ask(pair, images=None, videos=str(tmp_path / "text.png"))

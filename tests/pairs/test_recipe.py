@@ -114,6 +114,12 @@ def test_recipe_runs_resumes_and_ships(small, tmp_path, monkeypatch, capsys):
     assert set(table) == {*KINDS, "all"}
 
 
+def test_a_drafter_needs_the_tokenizer_of_its_verifier(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["recipe", "drafter", "--output", str(tmp_path)])
+    with pytest.raises(FileNotFoundError, match="Train the verifier"):
+        recipe.main()
+
+
 def test_gradients_are_averaged_over_processes(monkeypatch):
     layer = torch.nn.Linear(2, 1)
     layer(torch.ones(1, 2)).backward()

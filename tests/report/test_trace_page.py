@@ -8,6 +8,7 @@ from helpers import tiny_backbone, tiny_drafter
 from PIL import Image
 
 from tiger.backbones.base import Prompt
+from tiger.backbones.grids import Grid
 from tiger.decoding.records import Generation, Round
 from tiger.decoding.speculative import SpeculativeDecoder
 from tiger.evaluation.prompts import load_prompts
@@ -94,7 +95,9 @@ def test_rows_of_several_images_and_the_global_token():
     route = Round([7, 8, 9], 1, -1, 1, route=[0, 5, 6, 11, 12], scores=[0.0, 1.0, 2.0, 3.0, 4.0])
     image = Image.new("RGB", (400, 30))
     trace = Trace(
-        Prompt("q", (image, image)), Generation("g", [1, 7], "ab", rounds=[route]), ((1, 2, 3), (2, 1, 3))
+        Prompt("q", (image, image)),
+        Generation("g", [1, 7], "ab", rounds=[route]),
+        (Grid(1, 2, 3), Grid(2, 1, 3)),
     )
     data = trace_data(trace, tiny_backbone(layers=1).tokenizer)
     shown = data["rounds"][0]
@@ -105,6 +108,21 @@ def test_rows_of_several_images_and_the_global_token():
     assert shown["pooled"] == 1
     assert [d["fate"] for d in shown["drafted"]] == ["accepted", "unused", "unused"]
     assert data["images"][0]["uri"].startswith("data:image/jpeg")
+
+
+def test_coarse_and_fine_views_share_their_picture():
+    route = Round([7], 1, -1, 1, route=[3, 4, 9, 40, 63], scores=[0.0, 1.0, 2.0, 3.0, 4.0])
+    image = Image.new("RGB", (30, 30))
+    grids = (Grid(1, 2, 2), Grid(1, 4, 6, newlines=True, again=True))
+    trace = Trace(Prompt("q", (image,) * 2), Generation("g", [1, 7], "ab", rounds=[route]), grids * 2)
+    data = trace_data(trace, tiny_backbone(layers=1).tokenizer)
+    assert [(i["rows"], i["columns"], i["tokens"]) for i in data["images"]] == [(4, 6, 32)] * 2
+    places = [
+        tuple(cell[key] for key in ("image", "row", "column", "height", "width"))
+        for cell in data["rounds"][0]["cells"]
+    ]
+    assert places[:3] == [(0, 2, 3, 2, 3), (0, 0, 0, 1, 1), (0, 0, 5, 1, 1)]
+    assert places[3:] == [(1, 0, 4, 1, 1), (1, 3, pytest.approx(5.8), 1, pytest.approx(0.2))]
 
 
 def test_nothing_to_show(tmp_path, verifier):

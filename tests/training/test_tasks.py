@@ -6,6 +6,7 @@ from helpers import prompts, save_backbone, save_pair, tiny_backbone
 
 from data_modules.collate import Batch, Example
 from tiger.backbones.base import assemble
+from tiger.backbones.grids import Grid
 from tiger.training import AcceptanceAlignment, KDWarmStart
 from tiger.training.acceptance_alignment import until_end
 from tiger.training.kd_warm_start import answer_blocks, teacher_hidden
@@ -176,12 +177,30 @@ def test_blocks_of_the_answer_end_with_it(pair):
 
 def test_attention_is_carried_to_another_grid():
     attention = torch.rand(3, 16)
-    assert resample(attention, [(1, 4, 4)], [(1, 4, 4)]) is attention
-    carried = resample(attention, [(1, 4, 4)], [(1, 2, 2)])
+    assert resample(attention, [Grid(1, 4, 4)], [Grid(1, 4, 4)]) is attention
+    carried = resample(attention, [Grid(1, 4, 4)], [Grid(1, 2, 2)])
     torch.testing.assert_close(carried.sum(1), attention.sum(1))
     peak = torch.zeros(1, 16)
     peak[0, 15] = 1.0
-    assert resample(peak, [(1, 4, 4)], [(1, 2, 2)]).argmax() == 3
+    assert resample(peak, [Grid(1, 4, 4)], [Grid(1, 2, 2)]).argmax() == 3
+
+
+def test_newline_tokens_neither_give_nor_get_guidance():
+    source = [Grid(1, 2, 2), Grid(1, 4, 4, newlines=True, again=True)]
+    attention = torch.rand(3, 4 + 20)
+    newline = torch.zeros(24, dtype=torch.bool)
+    newline[[8, 13, 18, 23]] = True
+    same = resample(attention, source, source)
+    torch.testing.assert_close(same, attention.masked_fill(newline, 0.0))
+    goal = [Grid(1, 1, 1), Grid(1, 3, 2, newlines=True, again=True)]
+    carried = resample(attention, source, goal)
+    assert carried.shape == (3, 1 + 9)
+    assert carried[:, [3, 6, 9]].abs().max() == 0
+    torch.testing.assert_close(carried[:, 0], attention[:, :4].sum(1))
+    torch.testing.assert_close(carried[:, 1:].sum(1), same[:, 4:].sum(1))
+    peak = torch.zeros(1, 24)
+    peak[0, 4 + 15] = 1.0  # first cell of the last row
+    assert resample(peak, source, goal).argmax() == 1 + 2 * 3
 
 
 def test_until_end_includes_the_first_end_token():

@@ -16,10 +16,15 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
+from tiger.backbones.attention import record_attention
 from tiger.backbones.cache import BlockCache
+from tiger.backbones.chat import messages, video_options
+from tiger.backbones.grids import Grid
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+    from tiger.backbones.videos import Video
 
 
 @dataclass(frozen=True)
@@ -31,13 +36,15 @@ class Prompt:
         images: Pictures, placed before the text in this order.
         system: System message, empty for none.
         id: Name of the request in records and reports; its seed is derived from it.
-        prepared: Model inputs that were made elsewhere; text and images are then not read.
+        videos: Videos, placed between pictures and text.
+        prepared: Model inputs that were made elsewhere; text, images and videos are then not read.
     """
 
     text: str
     images: tuple[Image, ...] = ()
     system: str = ""
     id: str = ""
+    videos: tuple[Video, ...] = ()
     prepared: ModelInputs | None = None
 
 
@@ -49,7 +56,7 @@ class ModelInputs:
         ids: Token ids [T], one image token per visual token.
         position_ids: Positions [A, T].
         visual: Bool mask [T] of the visual tokens.
-        pixels: Named image tensors for `Backbone.encode`.
+        pixels: Named image and video tensors for `Backbone.encode`.
     """
 
     ids: Tensor
@@ -71,13 +78,13 @@ class VisualBank:
         tokens: Visual tokens [N, D].
         position_ids: Positions [A, N].
         deepstack: Rows [N, D] to add after each of the first language layers (empty for most families).
-        grids: (frames, rows, columns) of each image, in token order.
+        grids: Where the tokens lie on the images and videos, in token order; an image may have several.
     """
 
     tokens: Tensor
     position_ids: Tensor
     deepstack: tuple[Tensor, ...] = ()
-    grids: tuple[tuple[int, int, int], ...] = ()
+    grids: tuple[Grid, ...] = ()
 
     def __len__(self) -> int:
         return self.tokens.shape[0]
@@ -181,10 +188,19 @@ class Backbone(nn.Module, ABC):
 
     Attributes:
         num_axes: Position axes A.
+        reads_video: Whether prompts may hold videos.
+        pixel_names: Image and video tensors that the processor makes and `unbatch` reads.
         eos_ids: Ids that end an answer.
+        vocab_size: Ids V that are scored: the tokenizer's, without the rows that pad the model's output.
+
+    Raises:
+        ValueError: If the model's attention cannot take explicit masks, or model and processor do not agree
+            on the image token.
     """
 
     num_axes = 1
+    reads_video = False
+    pixel_names: tuple[str, ...] = ()
     model: Any
     processor: Any
 
@@ -193,6 +209,18 @@ class Backbone(nn.Module, ABC):
         self.model = model
         self.processor = processor
         self.text_config: Any = model.config.get_text_config()
+        attention = self.text_config._attn_implementation
+        if attention not in ("sdpa", "eager"):
+            raise ValueError(
+                f"Attention {attention!r} takes no explicit masks; load the model with 'sdpa' or 'eager'."
+            )
+        if processor.image_token_id != model.config.image_token_id:
+            raise ValueError(
+                f"The processor marks images with token {processor.image_token_id}, the model looks for "
+                f"token {model.config.image_token_id}. Take the files of both from one checkpoint."
+            )
+        known = max(processor.tokenizer.get_vocab().values()) + 1
+        self.vocab_size = min(int(self.text_config.vocab_size), known)
         eos = model.generation_config.eos_token_id
         eos = self.text_config.eos_token_id if eos is None else eos
         self.eos_ids: tuple[int, ...] = (
@@ -215,11 +243,6 @@ class Backbone(nn.Module, ABC):
         return int(self.text_config.num_hidden_layers)
 
     @property
-    def vocab_size(self) -> int:
-        """Size V of the output vocabulary."""
-        return int(self.text_config.vocab_size)
-
-    @property
     def max_positions(self) -> int:
         """Context limit, tokens."""
         return int(self.text_config.max_position_embeddings)
@@ -236,13 +259,38 @@ class Backbone(nn.Module, ABC):
         dtype: torch.dtype = self.model.get_input_embeddings().weight.dtype
         return dtype
 
-    @abstractmethod
     def prepare(self, prompt: Prompt) -> ModelInputs:
-        """Applies the chat template and the image processor.
+        """Applies the chat template and the image and video processors.
 
         Raises:
-            ValueError: If the prompt is longer than the context.
+            ValueError: If the prompt is longer than the context, holds videos that the family cannot read, or
+                there is no chat template or none with a place for its images or videos.
         """
+        if prompt.prepared is not None:
+            inputs = prompt.prepared
+        elif prompt.videos and not self.reads_video:
+            raise ValueError(
+                f"The prompt {prompt.id!r} holds a video, which {self.model.config.model_type} models do not "
+                "read. Give single frames as images, or choose a Qwen model."
+            )
+        elif not self.processor.chat_template:
+            raise ValueError(
+                "The processor has no chat template. Put the chat_template.jinja (or .json) of the model's "
+                "own repository beside its processor files, or set processor.chat_template."
+            )
+        else:
+            batch = self.processor.apply_chat_template(
+                messages(prompt),
+                tokenize=True,
+                return_dict=True,
+                return_tensors="pt",
+                add_generation_prompt=True,
+                processor_kwargs=video_options(prompt.videos),
+            )
+            pixels = {name: batch[name] for name in self.pixel_names if name in batch}
+            inputs = self.unbatch(batch["input_ids"], **pixels)[0]
+        self.check_length(inputs, prompt.id)
+        return inputs
 
     @abstractmethod
     def unbatch(
@@ -253,15 +301,15 @@ class Backbone(nn.Module, ABC):
         Args:
             input_ids: Token ids [B, T].
             attention_mask: Mask [B, T], 0 at padding.
-            pixels: The processor's image tensors of the whole batch.
+            pixels: The processor's image and video tensors of the whole batch, see `pixel_names`.
 
         Raises:
-            ValueError: If image tensors and image tokens do not match.
+            ValueError: If these tensors and the image tokens do not match.
         """
 
     @abstractmethod
     def encode(self, inputs: Sequence[ModelInputs]) -> list[VisualBank]:
-        """Encodes the images of all requests in one pass; a text-only request gets an empty bank."""
+        """Encodes images and videos of all requests in one pass; a text-only request gets an empty bank."""
 
     @abstractmethod
     def run(
@@ -287,7 +335,6 @@ class Backbone(nn.Module, ABC):
             Hidden states [B, T, D] after the final norm.
         """
 
-    @abstractmethod
     def run_with_attention(
         self, batch: Assembled, num_layers: int, power: float = 1.0, cache: Cache | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -302,6 +349,14 @@ class Backbone(nn.Module, ABC):
         Returns:
             Hidden states [B, T, D] and attention to that power [B, T, T], averaged over heads and layers.
         """
+        layers = self.model.get_decoder().layers[-num_layers:]
+        return record_attention(layers, power, lambda: self.run_assembled(batch, cache))
+
+    def vision_parameters(self) -> list[nn.Parameter]:
+        """What turns pixels into bank tokens: every weight outside the language model and its head."""
+        language = (self.model.get_decoder(), self.model.get_output_embeddings())
+        own = {id(parameter) for module in language for parameter in module.parameters()}
+        return [parameter for parameter in self.model.parameters() if id(parameter) not in own]
 
     def embed(self, ids: Tensor) -> Tensor:
         """Text embeddings [..., D] of token ids [...]."""
@@ -309,8 +364,8 @@ class Backbone(nn.Module, ABC):
         return embeddings
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Vocabulary logits [..., V] of hidden states [..., D]."""
-        logits: Tensor = self.model.get_output_embeddings()(hidden)
+        """Vocabulary logits [..., V] of hidden states [..., D]; ids that pad the vocabulary get none."""
+        logits: Tensor = self.model.get_output_embeddings()(hidden)[..., : self.vocab_size]
         return logits
 
     def new_cache(self, batch_size: int, capacity: int) -> BlockCache:
@@ -333,5 +388,5 @@ class Backbone(nn.Module, ABC):
         if len(inputs.ids) >= self.max_positions:
             raise ValueError(
                 f"The prompt {name!r} has {len(inputs.ids)} tokens, the context holds {self.max_positions}. "
-                "Shorten the text, or lower the processor's largest image size."
+                "Shorten the text, lower the processor's largest image size, or take fewer frames of a video."
             )

@@ -8,15 +8,28 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import AutoProcessor, BitsAndBytesConfig, Qwen3VLForConditionalGeneration
+from transformers import (
+    AutoProcessor,
+    BitsAndBytesConfig,
+    LlavaNextForConditionalGeneration,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen3VLForConditionalGeneration,
+)
 
 from tiger.backbones.base import Backbone
 from tiger.backbones.folders import CONFIG, check_processor, check_weights, resolve
+from tiger.backbones.llava_next import LlavaNextBackbone, check_format
+from tiger.backbones.qwen2_5_vl import Qwen25VLBackbone
 from tiger.backbones.qwen3_vl import Qwen3VLBackbone
 
 FAMILIES: dict[str, tuple[type[Any], type[Backbone]]] = {
+    "qwen2_5_vl": (Qwen2_5_VLForConditionalGeneration, Qwen25VLBackbone),
     "qwen3_vl": (Qwen3VLForConditionalGeneration, Qwen3VLBackbone),
+    "llava_next": (LlavaNextForConditionalGeneration, LlavaNextBackbone),
 }
+# What decides the shape of image tensors and the number of image tokens, in vision tower and whole model.
+TOWER = ("patch_size", "temporal_patch_size", "spatial_merge_size", "in_channels", "image_size")
+WHOLE = ("image_token_id", "image_grid_pinpoints", "vision_feature_select_strategy")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 Quantization = Literal["4bit", "8bit"]
 # Modules that keep their precision: few weights, through which every answer and every picture passes.
@@ -35,7 +48,9 @@ def family_of(name_or_path: str) -> str:
         raise FileNotFoundError(
             f"{folder} holds no config.json; expected a folder written by save_pretrained."
         )
-    family = json.loads((folder / CONFIG).read_text()).get("model_type")
+    config = json.loads((folder / CONFIG).read_text())
+    check_format(name_or_path, config)
+    family = config.get("model_type")
     if family not in FAMILIES:
         raise ValueError(f"{name_or_path} is a {family!r} model; supported families: {', '.join(FAMILIES)}.")
     return str(family)
@@ -123,12 +138,13 @@ def quantization_config(quantization: str, dtype: str) -> BitsAndBytesConfig:
 
 def image_difference(verifier: Any, drafter: Any) -> str:
     """What keeps one set of image tensors from fitting two models; empty if they fit both."""
-    for name in ("patch_size", "temporal_patch_size", "spatial_merge_size", "in_channels"):
-        left, right = (getattr(model.config.vision_config, name, None) for model in (verifier, drafter))
-        if left != right:
-            return f"{name} is {left} in the verifier and {right} in the drafter"
-    left, right = verifier.config.image_token_id, drafter.config.image_token_id
-    return "" if left == right else f"the image token is {left} in the verifier and {right} in the drafter"
+    configs = [(model.config.vision_config, model.config) for model in (verifier, drafter)]
+    for place, names in enumerate((TOWER, WHOLE)):
+        for name in names:
+            left, right = (getattr(pair[place], name, None) for pair in configs)
+            if left != right:
+                return f"{name} is {left} in the verifier and {right} in the drafter"
+    return ""
 
 
 def reads_alike(verifier: Backbone, drafter: Backbone) -> bool:
@@ -139,31 +155,35 @@ def reads_alike(verifier: Backbone, drafter: Backbone) -> bool:
         and left.chat_template == right.chat_template
         and not image_difference(verifier.model, drafter.model)
         and left.image_processor.to_dict() == right.image_processor.to_dict()
+        and (not verifier.reads_video or left.video_processor.to_dict() == right.video_processor.to_dict())
     )
 
 
 def check_pair(verifier: Backbone, drafter: Backbone) -> None:
-    """Checks that drafter and verifier read the same tokens.
+    """Checks that drafter and verifier read and score the same tokens.
+
+    The rows that pad a model's vocabulary behind the tokenizer's last id may differ in number; they are never
+    scored, see `Backbone.vocab_size`.
 
     Raises:
-        ValueError: Naming the first difference.
+        ValueError: Naming the first id that differs.
     """
-    if verifier.vocab_size != drafter.vocab_size:
-        raise ValueError(
-            f"The verifier scores {verifier.vocab_size} tokens and the drafter {drafter.vocab_size}; "
-            "they must share one vocabulary. Choose a pair of one model family."
+    if verifier.tokenizer is not drafter.tokenizer:
+        left, right = (
+            {index: token for token, index in model.tokenizer.get_vocab().items()}
+            for model in (verifier, drafter)
         )
-    if verifier.tokenizer is drafter.tokenizer:
-        return
-    left, right = verifier.tokenizer.get_vocab(), drafter.tokenizer.get_vocab()
-    if left == right:
-        return
-    differing = min(
-        (token for token in left.keys() | right.keys() if left.get(token) != right.get(token)),
-        key=lambda token: min(left.get(token, 10**9), right.get(token, 10**9)),
-    )
-    raise ValueError(
-        "Drafter and verifier must share one tokenizer; the first difference is the token "
-        f"{differing!r}: id {left.get(differing)} in the verifier, {right.get(differing)} in the drafter. "
-        "Choose a pair of one model family."
-    )
+        differing = [i for i in left.keys() | right.keys() if left.get(i) != right.get(i)]
+        if differing:
+            first = min(differing)
+            raise ValueError(
+                f"Drafter and verifier must share one tokenizer; the first difference is id {first}: "
+                f"{left.get(first)!r} in the verifier, {right.get(first)!r} in the drafter. "
+                "Choose a pair of one model family."
+            )
+    sizes = verifier.vocab_size, drafter.vocab_size
+    if sizes[0] != sizes[1]:
+        raise ValueError(
+            f"The verifier scores {sizes[0]} ids of the shared tokenizer and the drafter {sizes[1]}; "
+            f"id {min(sizes)} is missing in one of them. Choose models that have an output for every token."
+        )

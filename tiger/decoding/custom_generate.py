@@ -46,13 +46,17 @@ def speculative_generate(
     listener: Listener | None = None,
     pixel_values: Tensor | None = None,
     image_grid_thw: Tensor | None = None,
+    image_sizes: Tensor | None = None,
+    pixel_values_videos: Tensor | None = None,
+    video_grid_thw: Tensor | None = None,
+    second_per_grid_ts: Tensor | None = None,
     mm_token_type_ids: Tensor | None = None,
     **model_kwargs: Any,
 ) -> Tensor:
     """The decoding loop of `model.generate(**inputs, custom_generate=speculative_generate, drafter=drafter)`.
 
-    The image tensors are named arguments because `generate` hands over what a custom function names;
-    otherwise it would encode the images for the verifier only.
+    The image and video tensors are named arguments because `generate` hands over what a custom function
+    names; otherwise it would encode them for the verifier only.
 
     Args:
         model: The verifier.
@@ -66,8 +70,12 @@ def speculative_generate(
         records: List to which the generations and their rounds are added.
         listener: Called with a row's index and its new tokens after each round. It stands in for `streamer`,
             which `generate` does not hand on to a custom function, not even its end.
-        pixel_values: The processor's patches of all images.
-        image_grid_thw: The processor's grids of all images [images, 3].
+        pixel_values: The processor's patches or tiles of all images.
+        image_grid_thw: The processor's grids of all images [images, 3] (Qwen).
+        image_sizes: Heights and widths of all images [images, 2] (LLaVA-NeXT).
+        pixel_values_videos: The processor's patches of all videos.
+        video_grid_thw: The processor's grids of all videos [videos, 3].
+        second_per_grid_ts: Seconds between the frame groups of each video (Qwen2.5-VL).
         mm_token_type_ids: Not needed; accepted because the processor returns it.
         model_kwargs: Further model inputs of `generate`.
 
@@ -91,6 +99,10 @@ def speculative_generate(
         model_kwargs.get("attention_mask"),
         pixel_values=pixel_values,
         image_grid_thw=image_grid_thw,
+        image_sizes=image_sizes,
+        pixel_values_videos=pixel_values_videos,
+        video_grid_thw=video_grid_thw,
+        second_per_grid_ts=second_per_grid_ts,
     )
     seed = int(torch.randint(2**31, ())) if seed is None else seed
     limit = int(generation_config.max_length) - input_ids.shape[1]

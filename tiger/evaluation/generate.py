@@ -1,4 +1,4 @@
-"""The `generate` verb: images and a question in, a streamed answer out."""
+"""The `generate` verb: images, videos and a question in, a streamed answer out."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from PIL import Image
-
 from tiger.backbones.base import Prompt
 from tiger.backbones.images import load_image
 from tiger.backbones.loading import Quantization, load_backbone
+from tiger.backbones.videos import load_video
 from tiger.decoding.acceptance import Sampling
 from tiger.decoding.autoregressive import AutoregressiveDecoder
 from tiger.decoding.records import Generation
@@ -23,8 +22,9 @@ from tiger.report.trace_page import Trace, grids_of, write_trace_page
 
 
 def generate(
-    images: list[str] | str,
     prompt: str,
+    images: list[str] | str | None = None,
+    videos: list[str] | str | None = None,
     verifier: str = "tiny/verifier",
     drafter: str | None = "tiny/tiger",
     block_size: int = 8,
@@ -35,17 +35,20 @@ def generate(
     top_p: float = 1.0,
     seed: int = 0,
     system: str = "",
+    video_fps: float = 1.0,
+    max_frames: int = 64,
     compare: bool = False,
     trace: Path | None = None,
     dtype: str = "float32",
     num_threads: int | None = None,
     verifier_quantization: Quantization | None = None,
 ) -> Generation:
-    """Answers a question about images; the text appears as rounds complete, then what it took.
+    """Answers a question about images and videos; the text appears as rounds complete, then what it took.
 
     Args:
-        images: One image file, or several as `'[a.png, b.png]'`, read in this order.
         prompt: The question.
+        images: One image file, or several as `'[a.png, b.png]'`, read in this order.
+        videos: The same for video files, which are read after the images (Qwen families).
         verifier: Folder, hub id or shipped name of the verifier.
         drafter: The same for the drafter; null decodes autoregressively.
         block_size: Tokens drafted in one round.
@@ -56,6 +59,8 @@ def generate(
         top_p: Sample among the likeliest tokens with this much probability, 1 for all.
         seed: Seed of sampling.
         system: System message.
+        video_fps: Frames of a video to read per second.
+        max_frames: Most frames to read of a video; a longer one is read at a lower rate.
         compare: Also time autoregressive decoding, warmed up and interleaved, and print the speedup.
         trace: HTML file to write, on which every round can be looked at.
         dtype: Name of a torch dtype.
@@ -66,12 +71,21 @@ def generate(
         The answer with its round records.
 
     Raises:
-        FileNotFoundError: If an image or a model folder is missing.
-        ValueError: If there is no image, one cannot be read, or a setting is out of range.
+        FileNotFoundError: If an image, a video or a model folder is missing.
+        ValueError: If there is neither image nor video, one cannot be read, the verifier's family reads no
+            videos, or a setting is out of range.
     """
     limit_threads(num_threads)
-    files = [Path(name) for name in ([images] if isinstance(images, str) else images)]
-    request = Prompt(prompt, read_images(files), system, id=files[0].name)
+    pictures, films = _paths(images), _paths(videos)
+    if not pictures + films:
+        raise ValueError("A prompt needs an image or a video; give --images FILE or --videos FILE.")
+    request = Prompt(
+        prompt,
+        tuple(map(load_image, pictures)),
+        system,
+        (pictures + films)[0].name,
+        tuple(load_video(path, video_fps, max_frames) for path in films),
+    )
     sampling = Sampling(temperature, top_k, top_p)
     backbone = load_backbone(verifier, dtype, quantization=verifier_quantization)
     baseline = AutoregressiveDecoder(backbone, max_new_tokens, sampling, seed)
@@ -95,16 +109,9 @@ def generate(
     return answer
 
 
-def read_images(paths: list[Path]) -> tuple[Image.Image, ...]:
-    """Reads image files.
-
-    Raises:
-        FileNotFoundError: If a file is missing.
-        ValueError: If there is no path, or a file is no readable image.
-    """
-    if not paths:
-        raise ValueError("A prompt needs one image or more; give --images FILE.")
-    return tuple(map(load_image, paths))
+def _paths(names: list[str] | str | None) -> list[Path]:
+    """One file, several or none, as a list."""
+    return list(map(Path, [names] if isinstance(names, str) else names or []))
 
 
 def stream(tokenizer: object, write: Callable[[str], object]) -> Callable[[int, list[int]], None]:

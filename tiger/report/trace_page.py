@@ -5,21 +5,24 @@ from __future__ import annotations
 import base64
 import io
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, select_autoescape
-from PIL.Image import Image
+from PIL import Image
 
 from tiger.backbones.base import Backbone, Prompt
+from tiger.backbones.grids import Grid, locate
 from tiger.decoding.records import Generation, Round
 from tiger.metrics.acceptance import AcceptanceMetrics
 from tiger.report.pieces import piece, pieces
 
 LONGEST_SIDE = 1024
 SMALL_SIDE = 320
+NEWLINE_WIDTH = 0.2  # of a column: a token that only marks the end of its row is drawn as a bar there
 
 
 @dataclass(frozen=True)
@@ -29,13 +32,13 @@ class Trace:
     Attributes:
         prompt: The request.
         generation: Its answer with round records.
-        grids: (frames, rows, columns) of each image as the drafter's visual bank has them.
+        grids: Where the tokens of the drafter's visual bank lie: on the images, then on the videos.
         speedup: Against autoregressive decoding of the same prompt, None if not measured.
     """
 
     prompt: Prompt
     generation: Generation
-    grids: tuple[tuple[int, int, int], ...] = ()
+    grids: tuple[Grid, ...] = ()
     speedup: float | None = None
 
 
@@ -64,8 +67,8 @@ def write_trace_page(
     path.write_text(page, encoding="utf-8")
 
 
-def grids_of(backbone: Backbone, prompt: Prompt) -> tuple[tuple[int, int, int], ...]:
-    """The token grids of a prompt's images, as `backbone` reads them."""
+def grids_of(backbone: Backbone, prompt: Prompt) -> tuple[Grid, ...]:
+    """The token grids of a prompt's images and videos, as `backbone` reads them."""
     return backbone.encode([backbone.prepare(prompt)])[0].grids
 
 
@@ -75,18 +78,18 @@ def trace_data(trace: Trace, tokenizer: Any) -> dict[str, Any]:
     block = max((len(r.drafted) for r in generation.rounds), default=1)
     metric = AcceptanceMetrics(block)
     metric.update([generation])
+    pictures = _pictures(trace)
+    grids = tuple(grid for _, views in pictures for grid in views) or trace.grids
     rounds, start = [], 1
     for record in generation.rounds:
-        rounds.append(_round_data(record, generation.tokens, start, trace.grids, tokenizer))
+        rounds.append(_round_data(record, generation.tokens, start, grids, tokenizer))
         start += record.accepted + (record.bonus >= 0)
     return {
         "id": generation.id,
         "prompt": trace.prompt.text,
         "answer": generation.text,
         "finish": generation.finish,
-        "images": [
-            _image_data(image, grid) for image, grid in zip(trace.prompt.images, trace.grids, strict=False)
-        ],
+        "images": [_image_data(image, views) for image, views in pictures],
         "tokens": pieces(tokenizer, generation.tokens),
         "block": block,
         "acclen": metric.compute()["acclen"],
@@ -97,8 +100,20 @@ def trace_data(trace: Trace, tokenizer: Any) -> dict[str, Any]:
     }
 
 
+def _pictures(trace: Trace) -> list[tuple[Image.Image, list[Grid]]]:
+    """What to show with its grids: the images, and of each video the first frame of every group of frames."""
+    images, videos, views = trace.prompt.images, trace.prompt.videos, _by_image(trace.grids)
+    pictures = list(zip(images, views, strict=False))
+    for video, (grid,) in zip(videos, views[len(images) :], strict=False):
+        size = math.ceil(len(video.frames) / grid.frames)
+        for group in range(grid.frames):
+            frame = video.frames[min(group * size, len(video.frames) - 1)]
+            pictures.append((Image.fromarray(frame), [grid._replace(frames=1)]))
+    return pictures
+
+
 def _round_data(
-    record: Round, tokens: list[int], start: int, grids: tuple[tuple[int, int, int], ...], tokenizer: Any
+    record: Round, tokens: list[int], start: int, grids: tuple[Grid, ...], tokenizer: Any
 ) -> dict[str, Any]:
     """One round: drafted tokens with their fate, bonus, routed cells with their strength, and times."""
     context, drafted = tokens[:start], []
@@ -119,34 +134,54 @@ def _round_data(
     }
 
 
-def _cells(
-    record: Round, grids: tuple[tuple[int, int, int], ...]
-) -> tuple[list[dict[str, Any]], float | None]:
-    """Routed cells as {image, frame, row, column, score, strength}; the global token's strength if routed.
+def _by_image(grids: Sequence[Grid]) -> list[list[Grid]]:
+    """Grids of each image, the finest last."""
+    images: list[list[Grid]] = []
+    for grid in grids:
+        if grid.again:
+            images[-1].append(grid)
+        else:
+            images.append([grid])
+    return images
 
-    Strength is the score scaled to 0..1 over the round's routed tokens, 1 for all where scores are equal.
+
+def _cells(record: Round, grids: tuple[Grid, ...]) -> tuple[list[dict[str, Any]], float | None]:
+    """Routed cells with their place and strength; the global token's strength if routed.
+
+    Places are in cells of the image's finest grid. Strength is the score scaled to 0..1 over the round's
+    routed tokens, 1 for all where scores are equal.
     """
     scores = record.scores or [0.0] * len(record.route)
     low, high = min(scores, default=0.0), max(scores, default=0.0)
+    finest = [views[-1] for views in _by_image(grids)]
     cells, pooled = [], None
-    for row, score in zip(record.route, scores, strict=True):
+    for token, score in zip(record.route, scores, strict=True):
         strength = (score - low) / (high - low) if high > low else 1.0
-        place, rest = None, row
-        for image, (frames, rows, columns) in enumerate(grids):
-            if rest < frames * rows * columns:
-                frame, cell = divmod(rest, rows * columns)
-                place = {"image": image, "frame": frame, "row": cell // columns, "column": cell % columns}
-                break
-            rest -= frames * rows * columns
+        place = locate(token, grids)
         if place is None:
             pooled = strength
-        else:
-            cells.append(place | {"score": score, "strength": strength})
+            continue
+        grid = place.grid
+        height, width = finest[place.image].rows / grid.rows, finest[place.image].columns / grid.columns
+        name = f"row {place.row + 1}, column {place.column + 1} of {grid.rows} x {grid.columns}"
+        cell = {
+            "image": place.image,
+            "frame": place.frame,
+            "row": place.row * height,
+            "column": place.column * width,
+            "height": height,
+            "width": width,
+            "name": name,
+        }
+        if place.column == grid.columns:
+            bar = {"column": (place.column - NEWLINE_WIDTH) * width, "width": NEWLINE_WIDTH * width}
+            cell |= bar | {"name": f"end of row {place.row + 1}"}
+        cells.append(cell | {"score": score, "strength": strength})
     return cells, pooled
 
 
-def _image_data(image: Image, grid: tuple[int, int, int]) -> dict[str, Any]:
-    """An image as a data URI with its token grid; large images are made smaller, small ones stay exact."""
+def _image_data(image: Image.Image, grids: Sequence[Grid]) -> dict[str, Any]:
+    """An image as a data URI with its finest grid; large images are made smaller, small ones stay exact."""
     shown = image.convert("RGB")
     shown.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
     small = max(shown.size) <= SMALL_SIDE
@@ -154,4 +189,11 @@ def _image_data(image: Image, grid: tuple[int, int, int]) -> dict[str, Any]:
     shown.save(buffer, "PNG" if small else "JPEG", quality=88)
     kind = "png" if small else "jpeg"
     uri = f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
-    return {"uri": uri, "width": shown.width, "height": shown.height, "rows": grid[1], "columns": grid[2]}
+    return {
+        "uri": uri,
+        "width": shown.width,
+        "height": shown.height,
+        "rows": grids[-1].rows,
+        "columns": grids[-1].columns,
+        "tokens": sum(grid.size for grid in grids),
+    }

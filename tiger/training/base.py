@@ -143,7 +143,8 @@ class DraftTask(LightningModule, ABC):
             add_adapters(drafter, self.lora)
         if options.gradient_checkpointing:
             checkpoint_layers(drafter.backbone)
-        drafter.backbone.model.model.visual.requires_grad_(options.train_vision)
+        for parameter in drafter.backbone.vision_parameters():
+            parameter.requires_grad_(options.train_vision)
         self._drafter = drafter.train()
 
     @property

@@ -11,8 +11,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from tiger.backbones.base import Backbone, Prompt, assemble
-
-Grid = tuple[int, int, int]
+from tiger.backbones.grids import Grid
 
 
 @dataclass
@@ -23,7 +22,7 @@ class Lesson:
         hidden: Hidden states [R, D] at the answer's tokens; entry r predicts token r + 1.
         attention: Attention [R, N] of each answer token to the visual tokens, raised to a power and averaged
             over heads and layers.
-        grids: Grids of the images that N runs over.
+        grids: Grids that N runs over.
     """
 
     hidden: Tensor
@@ -134,24 +133,28 @@ class Teacher:
 
 
 def resample(attention: Tensor, source: Sequence[Grid], target: Sequence[Grid]) -> Tensor:
-    """Carries attention over the verifier's visual grid to the drafter's.
+    """Carries attention over the verifier's visual grids to the drafter's.
+
+    Newline tokens are left out on both sides: they show no part of the picture, and a router cannot tell them
+    apart, because all have the same embedding; guidance towards them would fill the route with copies.
 
     Args:
         attention: [R, N_verifier].
-        source: (frames, rows, columns) per image of the verifier.
-        target: The same of the drafter.
+        source: Grids of the verifier's bank.
+        target: The same of the drafter's.
 
     Returns:
-        Attention [R, N_drafter], each image keeping its total.
+        Attention [R, N_drafter]; each grid keeps the total of its picture tokens.
     """
-    if list(source) == list(target):
+    if list(source) == list(target) and not any(grid.newlines for grid in source):
         return attention
     pieces, start = [], 0
-    for (frames, rows, columns), goal in zip(source, target, strict=True):
-        size = frames * rows * columns
-        image = attention[:, start : start + size].view(-1, 1, frames, rows, columns)
-        mapped = F.interpolate(image, size=goal, mode="trilinear", align_corners=False).flatten(1)
-        total = image.flatten(1).sum(1, keepdim=True)
-        pieces.append(mapped * total / mapped.sum(1, keepdim=True).clamp_min(1e-12))
-        start += size
+    for grid, goal in zip(source, target, strict=True):
+        part = attention[:, start : start + grid.size].view(-1, 1, grid.frames, grid.rows, grid.width)
+        picture = part[..., : grid.columns]
+        mapped = F.interpolate(picture, size=goal[:3], mode="trilinear", align_corners=False)
+        total = picture.flatten(1).sum(1) / mapped.flatten(1).sum(1).clamp_min(1e-12)
+        mapped = F.pad(mapped * total[:, None, None, None, None], (0, goal.width - goal.columns))
+        pieces.append(mapped.flatten(1))
+        start += grid.size
     return torch.cat(pieces, dim=1)

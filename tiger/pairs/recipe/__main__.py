@@ -44,6 +44,11 @@ def main() -> None:
         dist.init_process_group("gloo")
     tokenizer_folder = args.output / "tokenizer"
     if not (args.init or tokenizer_folder.exists()):
+        if args.role == "drafter":
+            raise FileNotFoundError(
+                f"There is no tokenizer in {tokenizer_folder}, which drafter and verifier share. Train the "
+                "verifier with this --output first, or save an existing verifier's processor there."
+            )
         build_processor(build_tokenizer()).save_pretrained(tokenizer_folder)
     processor = Qwen3VLProcessor.from_pretrained(resolve(args.init) if args.init else tokenizer_folder)
     packer = Packer(processor)

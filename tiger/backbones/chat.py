@@ -1,0 +1,40 @@
+"""Prompts as the chat templates and processors of transformers read them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from tiger.backbones.base import Prompt
+    from tiger.backbones.videos import Video
+
+
+def messages(prompt: Prompt) -> list[dict[str, Any]]:
+    """A prompt as a chat: images, videos, then text."""
+    content: list[dict[str, Any]] = [
+        *({"type": "image", "image": image.convert("RGB")} for image in prompt.images),
+        *({"type": "video", "video": _frames(video)} for video in prompt.videos),
+        {"type": "text", "text": prompt.text},
+    ]
+    system = [{"role": "system", "content": [{"type": "text", "text": prompt.system}]}]
+    return [*(system if prompt.system else []), {"role": "user", "content": content}]
+
+
+def _frames(video: Video) -> np.ndarray:
+    """The frames; a single one twice, because processors join frames in pairs and refuse one alone."""
+    return video.frames if len(video.frames) > 1 else video.frames.repeat(2, axis=0)
+
+
+def video_options(videos: Sequence[Video]) -> dict[str, Any]:
+    """What the processor must know about frames that are already chosen."""
+    if not videos:
+        return {}
+    indices = [list(range(len(v.frames))) if len(v.frames) > 1 else [0, 0] for v in videos]
+    metadata = [
+        {"total_num_frames": len(places), "fps": video.fps, "frames_indices": places}
+        for video, places in zip(videos, indices, strict=True)
+    ]
+    return {"videos_kwargs": {"video_metadata": [metadata], "do_sample_frames": False}}
