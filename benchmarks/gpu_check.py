@@ -20,10 +20,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout that 
 
 import torch
 from support.scripted import ScriptedDrafter, ScriptedVerifier
-from transformers import AutoProcessor, Qwen3VLForConditionalGeneration
+from transformers import Qwen3VLForConditionalGeneration
 
 from tiger.backbones.base import Backbone, Prompt
-from tiger.backbones.loading import resolve
+from tiger.backbones.folders import resolve
+from tiger.backbones.loading import load_processor
 from tiger.backbones.qwen3_vl import Qwen3VLBackbone
 from tiger.decoding.acceptance import Sampling
 from tiger.decoding.autoregressive import AutoregressiveDecoder
@@ -110,7 +111,7 @@ def build(
     torch.manual_seed(0)
     with torch.device(device):
         model = Qwen3VLForConditionalGeneration._from_config(config, dtype=dtype, attn_implementation="sdpa")
-    backbone = kind(model, AutoProcessor.from_pretrained(resolve("tiny/verifier"))).eval()
+    backbone = kind(model, load_processor(resolve("tiny/verifier"))).eval()
     backbone.eos_ids = ()
     return backbone
 

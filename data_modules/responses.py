@@ -17,7 +17,7 @@ from data_modules.examples import PromptFormat
 from data_modules.files import write_whole
 from data_modules.mixture import Mixture
 from tiger.backbones.base import Backbone
-from tiger.backbones.folders import FILES, commit_of, resolve
+from tiger.backbones.folders import commit_of, model_files, resolve
 from tiger.backbones.loading import Quantization
 from tiger.decoding.acceptance import Sampling
 from tiger.decoding.autoregressive import AutoregressiveDecoder
@@ -185,7 +185,7 @@ def fingerprint(name_or_path: str) -> str:
     if (commit := commit_of(path)) is not None:
         return commit
     digest = hashlib.sha256()
-    for file in sorted({file for pattern in FILES for file in path.glob(pattern)}):
+    for file in model_files(path):
         digest.update(f"{file.name} {file.stat().st_size}\n".encode())
         with file.open("rb") as stream:
             while chunk := stream.read(1 << 22):

@@ -5,11 +5,13 @@ import copy
 import pytest
 import torch
 from helpers import fresh_backbone, prompts
+from standins import FAMILIES, save_standin
 
 from tiger.backbones.checkpointing import checkpoint_layers
 from tiger.drafting.blocks import read_blocks, read_texts, route
 from tiger.drafting.lora import Lora, add_adapters
 from tiger.drafting.routed import RoutedDrafter
+from tiger.drafting.saving import load_drafter
 
 
 def drafter(layout, lora):
@@ -28,12 +30,12 @@ def drafter(layout, lora):
 def loss_of(made):
     """A loss through the text, its cache, the routed tokens and two groups of blocks."""
     generator = torch.Generator().manual_seed(0)
-    answers = [torch.randint(10, 400, (7,), generator=generator) for _ in range(3)]
+    answers = [torch.randint(10, 250, (7,), generator=generator) for _ in range(3)]
     with torch.no_grad():
         inputs, banks = made.encode(prompts(3))
     texts = read_texts(made, inputs, banks, answers)
     routes = route(made, texts, torch.tensor([[1, 4], [0, 5], [2, 2]]))
-    blocks = torch.randint(10, 400, (3, 2, 2, 4), generator=generator)
+    blocks = torch.randint(10, 250, (3, 2, 2, 4), generator=generator)
     logits = made.backbone.logits(read_blocks(made, texts, routes, blocks))
     return -logits.log_softmax(-1).gather(-1, blocks[..., None]).mean()
 
@@ -57,7 +59,20 @@ def kept_bytes(made):
 @pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("layout", ["suffix", "inline"])
 def test_loss_and_gradients_are_the_same(layout, lora):
-    plain, checkpointed = drafter(layout, lora), drafter(layout, lora)
+    same_gradients(drafter(layout, lora), drafter(layout, lora))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_has_the_same_gradients(family, tmp_path):
+    path = save_standin(family, tmp_path, "drafter")
+    twins = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        twins.append(load_drafter(path, selector="routed", layout="suffix", num_routed=5).train())
+    same_gradients(*twins)
+
+
+def same_gradients(plain, checkpointed):
     checkpoint_layers(checkpointed.backbone)
     losses = [loss_of(made) for made in (plain, checkpointed)]
     assert losses[0] == losses[1]

@@ -6,6 +6,7 @@ import importlib.util
 import pytest
 import torch
 from helpers import save_backbone, tiny_backbone
+from standins import FAMILIES
 from transformers import Qwen3VLForConditionalGeneration
 from transformers.quantizers.quantizers_utils import should_convert_module
 
@@ -57,8 +58,9 @@ def test_no_quantization_asks_for_none(folder, asked):
     assert asked == [None]
 
 
-def test_only_the_language_model_is_quantized():
-    model = tiny_backbone().model
+@pytest.mark.parametrize("family", FAMILIES)
+def test_only_the_language_model_is_quantized(family):
+    model, _ = FAMILIES[family]("verifier")
     linear = {name for name, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
     converted = {name for name in linear if should_convert_module(name, UNQUANTIZED)}
     assert converted == {name for name in linear if name.startswith("model.language_model.")}

@@ -46,6 +46,26 @@ def test_every_pair_goes_with_every_stage(stage, pair, capsys):
         assert options["verifier_dtype"] == own["verifier_dtype"]
 
 
+@pytest.mark.parametrize(
+    "strategy", [["ddp"], ["fsdp2"], ["multi_node"], ["fsdp2", "multi_node"]], ids="-".join
+)
+@pytest.mark.parametrize("pair", PAIRS)
+def test_every_pair_goes_with_every_strategy(strategy, pair, capsys):
+    parts = ["trainer/base", *(f"trainer/{name}" for name in strategy.split("+"))]
+    words = [word for part in parts for word in ("--config", str(CONFIGS / f"{part}.yaml"))]
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", *words, *stage_and_pair("kd", pair)[2:], "--print_config"])
+    output = capsys.readouterr()
+    assert stop.value.code == 0, output.err
+    resolved = yaml.safe_load(output.out)
+    trainer = resolved["trainer"]
+    assert (trainer["accelerator"], trainer["precision"]) == ("gpu", "bf16-mixed")
+    assert trainer["num_nodes"] == (2 if "multi_node" in strategy else 1)
+    chosen = trainer["strategy"]
+    assert ("FSDP2Strategy" in str(chosen)) == ("fsdp2" in strategy)
+    assert resolved["model"]["init_args"]["lora"]["rank"] == 16
+
+
 # The stand-in of each pair but the tiny one, which is its own.
 STANDINS = {
     "qwen3_vl_4b_8b": "qwen3_vl",

@@ -1,9 +1,11 @@
 """Short trainings that one process and several processes run alike; also the program of each process."""
 
+import importlib
 import os
 import socket
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -16,6 +18,8 @@ from callbacks import StopOnBadLoss
 from data_modules import SyntheticDataModule
 from data_modules.collate import Batch, Example
 from tiger.backbones.base import Prompt
+from tiger.drafting.lora import Lora
+from tiger.drafting.saving import save_drafter
 from tiger.training import AcceptanceAlignment, KDWarmStart
 from tiger.training.sharding import full_state
 from tiger.training.strategy import FSDP2Strategy
@@ -40,6 +44,10 @@ def sgd(parameters):
 def adam(parameters):
     """A large epsilon: without it the first step is the gradient's sign, however close to zero it is."""
     return torch.optim.AdamW(parameters, lr=3e-3, eps=1e-2)
+
+
+# Hyper-parameters in a checkpoint name them, and FSDP2 loads no other code than this.
+torch.serialization.add_safe_globals([sgd, adam])
 
 
 def task(folder, kind, optimizer=sgd, **options):
@@ -115,9 +123,11 @@ def step(folder, strategies, world):
     found = {}
     for strategy in strategies:
         for kind in TASKS:
-            module, used = task(folder, kind), trainer(strategy, world)
+            # Shown all tokens at the image's place, the drafter agrees with the verifier now and then.
+            module, before, watch = task(folder, kind, layout="inline", num_routed=999), Watch(), Watch()
+            used = trainer(strategy, world, callbacks=[before])
             used.validate(module, data(folder, world), verbose=False)
-            start, watch = result(used, module), Watch()
+            start = result(used, module) | {"accepted": before.accepted}
             module = task(folder, kind)
             used = trainer(strategy, world, callbacks=[watch], val_check_interval=1)
             used.fit(module, data(folder, world))
@@ -140,22 +150,25 @@ def mixed(folder, strategies, world):
     return found
 
 
-def save(folder, strategies, world):
-    """One step of alignment, saved."""
-    for strategy in strategies:
-        module, used = task(folder, "align", adam), trainer(strategy, world)
+def save(folder, strategies, world, kinds=("align",), **options):
+    """One step of some stages, saved and exported."""
+    for strategy, kind in product(strategies, kinds):
+        module, used = task(folder, kind, adam, **options), trainer(strategy, world)
         used.fit(module, data(folder, world))
-        used.save_checkpoint(folder / f"{strategy}.ckpt")
+        used.save_checkpoint(folder / kind / f"{strategy}.ckpt")
+        whole = module.whole_drafter()
+        if used.is_global_zero:
+            save_drafter(whole, folder / kind / strategy)
 
 
-def resume(folder, strategies, world):
+def resume(folder, strategies, world, kinds=("align",), **options):
     """The second step, from each checkpoint that there is, under each strategy."""
     found = {}
-    for path in sorted(folder.glob("*.ckpt")):
-        for strategy in strategies:
-            module, used = task(folder, "align", adam), trainer(strategy, world, steps=2)
-            used.fit(module, data(folder, world), ckpt_path=path, weights_only=False)
-            found[path.stem, strategy] = result(used, module)
+    for kind, strategy in product(kinds, strategies):
+        for path in sorted((folder / kind).glob("*.ckpt")):
+            module, used = task(folder, kind, adam, **options), trainer(strategy, world, steps=2)
+            used.fit(module, data(folder, world), ckpt_path=path, weights_only=True)
+            found[kind, path.stem, strategy] = result(used, module)
     return found
 
 
@@ -163,6 +176,16 @@ def save_and_resume(folder, strategies, world):
     """Both, in the same processes."""
     save(folder, strategies, world)
     return resume(folder, strategies, world)
+
+
+def adapters(folder, strategies, world):
+    """The same with adapters in both stages; several processes also recompute layers."""
+    save(folder, strategies, world, **adapted(world))
+    return resume(folder, strategies, world, **adapted(world))
+
+
+def adapted(world):
+    return {"kinds": tuple(TASKS), "lora": Lora(rank=4), "gradient_checkpointing": world > 1}
 
 
 def differ(folder, strategies, world):
@@ -227,4 +250,5 @@ def launch(folder, scenario, world=2):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     place, name, number = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    torch.save(globals()[name](place, TOGETHER, number), place / f"{name}{os.environ['RANK']}.pt")
+    scenario = getattr(importlib.import_module("runs"), name)  # or checkpoints would name `__main__.adam`
+    torch.save(scenario(place, TOGETHER, number), place / f"{name}{os.environ['RANK']}.pt")

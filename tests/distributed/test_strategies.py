@@ -11,6 +11,7 @@ from helpers import fresh_backbone, save_backbone
 
 from tiger.cli import main
 from tiger.drafting.saving import load_drafter
+from tiger.training.checkpoints import load_stage
 
 pytestmark = pytest.mark.dist
 STAGES = [(strategy, kind) for strategy in runs.TOGETHER for kind in runs.TASKS]
@@ -26,6 +27,20 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def step(folder):
     return runs.step(folder, runs.ALONE, 1), runs.launch(folder, "step")
+
+
+def checkpoints(folder):
+    return {n: torch.load(folder / f"{n}.ckpt", weights_only=True) for n in ("auto", *runs.TOGETHER)}
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory):
+    """Runs with adapters: the folder, and what each rank and then one process ends with."""
+    folder = tmp_path_factory.mktemp("adapters")
+    runs.save_pair(folder)
+    runs.save(folder, runs.ALONE, 1, **runs.adapted(1))
+    ranks = runs.launch(folder, "adapters")
+    return folder, [*ranks, runs.resume(folder, runs.ALONE, 1, **runs.adapted(1))]
 
 
 def distance(left, right):
@@ -48,14 +63,14 @@ def test_a_step_of_two_ranks_equals_one_of_a_single_process(step, strategy, kind
 @pytest.mark.parametrize(("strategy", "kind"), STAGES)
 def test_accepted_length_is_a_ratio_of_sums_over_ragged_ranks(step, strategy, kind):
     alone, ranks = step[0]["auto", kind], [rank[strategy, kind] for rank in step[1]]
-    assert len(ranks[0]["accepted"]) != len(ranks[1]["accepted"])
-    rounds = [item for rank in ranks for item in rank["accepted"]]
-    assert Counter(rounds) == Counter(alone["accepted"])
-    assert len(set(rounds)) > 1
-    for found in (alone, *ranks):
-        assert found["metrics"]["accept/length"] == pytest.approx(sum(rounds) / len(rounds), abs=1e-6)
-        before = found["start"]["metrics"]["accept/length"]
-        assert before == pytest.approx(alone["start"]["metrics"]["accept/length"], abs=1e-6)
+    varied = [item for rank in ranks for item in rank["start"]["accepted"]]
+    assert len(set(varied)) > 2
+    for own, (one, *others) in ((alone["start"], [r["start"] for r in ranks]), (alone, ranks)):
+        assert len(one["accepted"]) != len(others[0]["accepted"])
+        rounds = [item for rank in (one, *others) for item in rank["accepted"]]
+        assert Counter(rounds) == Counter(own["accepted"])
+        for found in (own, one, *others):
+            assert found["metrics"]["accept/length"] == pytest.approx(sum(rounds) / len(rounds), abs=1e-6)
 
 
 @pytest.mark.parametrize("kind", runs.TASKS)
@@ -95,7 +110,7 @@ def test_a_run_continues_under_another_strategy(tmp_path):
     expected = runs.result(used, module)["weights"]
     runs.save(tmp_path, runs.ALONE, 1)
     ranks = runs.launch(tmp_path, "save_and_resume")
-    saved = {n: torch.load(tmp_path / f"{n}.ckpt", weights_only=False) for n in ("auto", *runs.TOGETHER)}
+    saved = checkpoints(tmp_path / "align")
     for checkpoint in saved.values():
         assert checkpoint["state_dict"].keys() == saved["auto"]["state_dict"].keys()
         assert distance(checkpoint["state_dict"], saved["auto"]["state_dict"]) < 1e-5
@@ -111,6 +126,27 @@ def test_a_run_continues_under_another_strategy(tmp_path):
     for found in resumed:
         for end in found.values():
             assert distance(end["weights"], expected) < 1e-4
+
+
+@pytest.mark.parametrize("kind", runs.TASKS)
+def test_adapters_under_every_strategy(adapters, kind):
+    folder, resumed = adapters
+    saved = checkpoints(folder / kind)
+    for checkpoint in saved.values():
+        assert checkpoint["lora"]["rank"] == 4
+        assert distance(checkpoint["state_dict"], saved["auto"]["state_dict"]) < 1e-5
+        assert all(".lora_" in name or ".router." in name for name in checkpoint["state_dict"])
+    learnt = [value for name, value in saved["auto"]["state_dict"].items() if "lora_B" in name]
+    assert all(value.any() for value in learnt), "the adapters did not move"
+    expected = resumed[-1][kind, "auto", "auto"]["weights"]
+    for number, found in zip((6, 6, 3), resumed, strict=True):
+        ends = [end["weights"] for key, end in found.items() if key[0] == kind]
+        assert len(ends) == number
+        assert max(distance(end, expected) for end in ends) < 1e-4
+    exported = {name: load_drafter(str(folder / kind / name)).state_dict() for name in saved}
+    for weights in exported.values():
+        assert distance(weights, exported["auto"]) < 1e-5
+        assert distance(weights, load_drafter(str(folder / "drafter")).state_dict()) > 1e-4
 
 
 def test_ranks_that_differ_are_named(folder):
@@ -147,13 +183,12 @@ def test_the_command_line_leaves_one_set_of_files(folder, tmp_path, strategy):
     assert json.loads((run / "provenance.json").read_text())["world_size"] == 2
     notes = json.loads((run / "drafter/drafter.json").read_text())
     assert (notes["task"], notes["step"]) == ("KDWarmStart", 1)
-    checkpoint = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
-    weights = {
-        name.removeprefix("_drafter."): value
-        for name, value in checkpoint["state_dict"].items()
-        if name.startswith("_drafter.")
-    }
-    assert distance(weights, load_drafter(str(run / "drafter")).state_dict()) == 0
+    last = run / "checkpoints/last.ckpt"
+    checkpoint = torch.load(last, weights_only=True)
+    assert checkpoint["lora"]["rank"] == 16  # of stage/kd
+    trained = load_drafter(str(folder / "drafter"))
+    load_stage(trained, last, checkpoint["verifier_fingerprint"])
+    assert distance(trained.state_dict(), load_drafter(str(run / "drafter")).state_dict()) == 0
     answers = [json.loads(line)["id"] for line in next(tmp_path.rglob("responses.jsonl")).open()]
     assert len(answers) == len(set(answers)) == 4
     alone = ["--trainer.devices=1", "--trainer.strategy=auto", "--data.init_args.batch_size=2"]

@@ -10,9 +10,11 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from data_modules.collate import Batch, Example
+from tiger.backbones.checkpointing import checkpoint_layers
 from tiger.backbones.loading import load_backbone
 from tiger.decoding.acceptance import Sampling
 from tiger.decoding.verifier import Verifier
+from tiger.drafting.lora import Lora
 from tiger.drafting.saving import load_drafter
 from tiger.evaluation.prompts import load_prompts
 from tiger.planning import flops
@@ -28,7 +30,7 @@ from tiger.planning.plan import (
     work_per_pass,
 )
 from tiger.planning.report import fitting_line, parse_bytes
-from tiger.planning.shapes import shape_of
+from tiger.planning.shapes import adapter_parameters, shape_of
 from tiger.planning.workload import Pass, Workload
 from tiger.training import AcceptanceAlignment, KDWarmStart
 from tiger.training.planning import optimizer_states
@@ -71,6 +73,8 @@ def training(kind, size, answer, **options):
         foreach=False,
         guidance_layers=task.options.guidance_layers if task.options.guidance_weight else 0,
         train_vision=task.options.train_vision,
+        adapters=adapter_parameters(load_config("tiny/vanilla"), task.lora) if task.lora else None,
+        recompute=task.options.gradient_checkpointing,
     )
     return task, batch, optimizer, work, stage
 
@@ -97,7 +101,10 @@ SETTINGS = [
     ("kd", 2, 90, {"block_size": 16, "num_anchors": 6, "guidance_weight": 0.0}),
     ("kd", 4, 60, {"layout": "inline"}),
     ("kd", 4, 60, {"train_vision": True}),
+    ("kd", 4, 60, {"lora": Lora(rank=8)}),
+    ("kd", 4, 60, {"gradient_checkpointing": True}),
     ("align", 4, 60, {}),
+    ("align", 4, 60, {"lora": Lora(rank=8)}),
     ("align", 4, 60, {"beta": 0.0}),
     ("align", 2, 90, {"group_size": 8, "block_size": 16, "num_anchors": 2}),
 ]
@@ -127,9 +134,10 @@ def test_training_memory_is_what_torch_allocates(kind, size, answer, options):
     assert found.peak - fixed == pytest.approx(peak, rel=0.15)
 
 
+@pytest.mark.parametrize("lora", [None, Lora(rank=8)], ids=["full", "lora"])
 @pytest.mark.parametrize("kind", TASKS)
-def test_training_memory_under_autocast(kind):
-    task, batch, optimizer, work, stage = training(kind, 4, 60)
+def test_training_memory_under_autocast(kind, lora):
+    task, batch, optimizer, work, stage = training(kind, 4, 60, lora=lora)
 
     def step():
         with torch.autocast("cpu", torch.bfloat16):
@@ -162,7 +170,7 @@ def test_decoding_caches_are_as_large_as_planned(pair, count):
     requests = load_prompts("synthetic", count)
     entries = [verifier.prepare(request) for request in requests]
     work = Workload(count, max(int((~e.visual).sum()) for e in entries), 64, answer_tokens=20, block_size=8)
-    found = decoding_memory(VERIFIER, DRAFTER, work, 4)
+    found = decoding_memory(VERIFIER, DRAFTER, work, Stage(align=False, verifier_width=4))
     reserve = 20 + 8 + 1
     with torch.inference_mode():
         state, _ = Verifier(verifier).prefill(entries, reserve)
@@ -225,20 +233,17 @@ def test_adapters_and_recomputation_save_memory():
 
 def test_recomputed_layers_keep_their_inputs():
     """Checkpointed layers of the real model, against the formula for them."""
-    from tiger.planning.memory import activation_bytes
+    from tiger.planning.memory import activation_bytes, layer_bytes
 
     backbone = load_drafter("tiny/vanilla").backbone
-    for layer in backbone.model.model.language_model.layers:
-        layer.gradient_checkpointing = True
-        layer._gradient_checkpointing_func = lambda f, *a: torch.utils.checkpoint.checkpoint(
-            f, *a, use_reentrant=False
-        )
-    backbone.train()
+    checkpoint_layers(backbone)
     embeddings = torch.randn(8, 150, backbone.hidden_size, requires_grad=True)
     positions = torch.arange(150).expand(backbone.num_axes, 8, -1)
     mask = torch.ones(150, 150, dtype=torch.bool).tril().expand(8, 1, -1, -1)
     peak = step_peak(lambda: backbone.run(embeddings, positions, mask).sum().backward())
-    planned = activation_bytes(DRAFTER, [Pass(8, 150, 150)], mixed=False, fused=True, recompute=True)
+    run = Pass(8, 150, 150)
+    planned = activation_bytes(DRAFTER, [run], mixed=False, fused=True, recompute=True)
+    planned += layer_bytes(DRAFTER, run, mixed=False, fused=True)
     weights = bytes_of(backbone.model.model.language_model.parameters())
     assert planned == pytest.approx(peak - weights, rel=0.25)
 

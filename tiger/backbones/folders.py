@@ -65,6 +65,11 @@ def download_command(repository: str, revision: str = "") -> str:
     return f"hf download {repository}" + (f" --revision {revision}" if revision else "")
 
 
+def model_files(folder: Path) -> list[Path]:
+    """The files of a folder that a model is read from."""
+    return sorted({path for pattern in FILES for path in folder.glob(pattern)})
+
+
 def commit_of(folder: Path) -> str | None:
     """Commit of a folder in the hub's cache; None for any other folder."""
     return folder.name if folder.parent.name == "snapshots" else None

@@ -36,14 +36,23 @@ class Lora:
 
 
 def add_adapters(drafter: RoutedDrafter, lora: Lora) -> None:
-    """Puts adapters into the language model and freezes everything else of the backbone.
+    """Puts adapters into the drafter's language model and freezes everything else of the backbone.
+
+    Raises:
+        ValueError: If an option is out of range, or a target is no linear layer of the language model.
+    """
+    drafter.backbone.model.requires_grad_(False)
+    insert_adapters(drafter.backbone.model.get_decoder(), lora)
+
+
+def insert_adapters(language_model: nn.Module, lora: Lora) -> None:
+    """Puts adapters, which are trained, into a language model.
 
     Raises:
         ValueError: If an option is out of range, or a target is no linear layer of the language model.
     """
     if lora.rank < 1 or not 0 <= lora.dropout < 1:
         raise ValueError(f"lora needs rank >= 1 and 0 <= dropout < 1, got {lora.rank} and {lora.dropout}.")
-    language_model = drafter.backbone.model.get_decoder()
     linear = {n.split(".")[-1] for n, m in language_model.named_modules() if isinstance(m, nn.Linear)}
     if not lora.targets or (unknown := [name for name in lora.targets if name not in linear]):
         given = ", ".join(unknown) if lora.targets else "(none)"
@@ -57,7 +66,6 @@ def add_adapters(drafter: RoutedDrafter, lora: Lora) -> None:
         target_modules=list(lora.targets),
         lora_dropout=lora.dropout,
     )
-    drafter.backbone.model.requires_grad_(False)
     inject_adapter_in_model(config, language_model, NAME)
 
 

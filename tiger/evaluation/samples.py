@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tiger.backbones.folders import commit_of
+from tiger.backbones.folders import commit_of, model_files
 from tiger.decoding.records import Generation, Round
 
 
@@ -22,8 +22,7 @@ def fingerprint(folder: Path) -> list[list[Any]]:
     """What tells one model from another: a hub repository's commit, else names, sizes and times of files."""
     if (commit := commit_of(folder)) is not None:
         return [["commit", commit]]
-    files = sorted(path for path in folder.glob("*") if path.suffix in {".safetensors", ".json"})
-    return [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]
+    return [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in model_files(folder)]
 
 
 def to_record(generation: Generation) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 from transformers import AutoConfig, LlavaNextConfig, PretrainedConfig, Qwen2_5_VLConfig, Qwen3VLConfig
 
 from tiger.backbones.folders import CONFIG, resolve
+from tiger.backbones.loading import family_of
 
 
 def _qwen3_vl(
@@ -109,19 +110,23 @@ KNOWN: dict[str, tuple[Any, ...]] = {
 def load_config(name_or_path: str) -> PretrainedConfig:
     """The configuration of a model; nothing else of it is read or downloaded.
 
-    The sizes of the models in `KNOWN` are written down here, so planning for them needs no network.
+    The sizes of the models in `KNOWN` are written down here, so planning for them, whatever revision they are
+    pinned to, needs no network.
 
     Args:
-        name_or_path: Local folder, hub id, or shipped name.
+        name_or_path: Local folder, hub id, which may be pinned to a revision, or shipped name.
 
     Raises:
         FileNotFoundError: If there is no config.json, or the hub cannot be reached.
+        ValueError: If the family is not supported.
     """
-    if name_or_path in KNOWN and not Path(name_or_path).exists():
-        build, *sizes = KNOWN[name_or_path]
+    repository = name_or_path.partition("@")[0]
+    if repository in KNOWN and not Path(name_or_path).exists():
+        build, *sizes = KNOWN[repository]
         config: PretrainedConfig = build(*sizes)
         return config
     try:
+        family_of(name_or_path)
         return AutoConfig.from_pretrained(resolve(name_or_path, [CONFIG]))
     except OSError as error:
         raise FileNotFoundError(

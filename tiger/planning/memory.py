@@ -13,6 +13,8 @@ from tiger.planning.workload import Pass
 
 CHUNK = 2048  # positions whose logits `tiger.training.losses.chunked` holds at once
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
+# Per weight with its scales: in 4 bits one byte per 64 weights, and those in blocks of 256 with 4 bytes each.
+BITS = {"4bit": 4 + 8 / 64 + 32 / (64 * 256), "8bit": 8}
 
 
 def cache_bytes(shape: Shape, rows: int, tokens: int, width: int) -> int:
@@ -20,7 +22,7 @@ def cache_bytes(shape: Shape, rows: int, tokens: int, width: int) -> int:
     return 2 * shape.layers * shape.keys * rows * tokens * width
 
 
-def layer_bytes_per_token(shape: Shape, mixed: bool) -> int:
+def layer_bytes_per_token(shape: Shape, mixed: bool, frozen: bool = False) -> int:
     """What one decoder layer keeps of each token for the backward pass.
 
     Two norms keep input, normalised input and output (the input of the matrices); queries and keys are kept
@@ -30,13 +32,16 @@ def layer_bytes_per_token(shape: Shape, mixed: bool) -> int:
         4 (6 D + 4 Q + 2 C + 4 I), and 4 (6 D + 2 Q + 4 I) without norms of queries and keys.
 
     Mixed, each matrix that reads a norm's output keeps a 2-byte copy of its own: 26 D + 10 Q + 6 C + 8 I, and
-    26 D + 4 Q + 8 I without norms of queries and keys.
+    26 D + 4 Q + 8 I without norms of queries and keys. Norms that do not learn keep no normalised values:
+    4 (2 D + Q + C) less.
     """
+    normed = shape.queries + shape.keys if shape.normed else 0
+    less = 4 * (2 * shape.hidden + normed) if frozen else 0
     if mixed:
         heads = 10 * shape.queries + 6 * shape.keys if shape.normed else 4 * shape.queries
-        return 26 * shape.hidden + heads + 8 * shape.inner
+        return 26 * shape.hidden + heads + 8 * shape.inner - less
     heads = 4 * shape.queries + 2 * shape.keys if shape.normed else 2 * shape.queries
-    return 4 * (6 * shape.hidden + heads + 4 * shape.inner)
+    return 4 * (6 * shape.hidden + heads + 4 * shape.inner) - less
 
 
 def layer_bytes_per_key(shape: Shape, mixed: bool) -> int:
@@ -63,23 +68,38 @@ def kept_cache_bytes(shape: Shape, runs: Sequence[Pass], mixed: bool) -> int:
     return sum(kept) * shape.layers * shape.keys * (4 + (2 if mixed else 4))
 
 
+def layer_bytes(shape: Shape, run: Pass, mixed: bool, fused: bool, frozen: bool = False) -> int:
+    """What one layer keeps of a pass: queries x per token + keys x per key + queries x keys x per pair.
+
+    Mixed, the matrices of a layer that does not learn are kept in 2 bytes by every pass, as autocast converts
+    them each time; those that learn are converted once per step.
+    """
+    layer = run.queries * layer_bytes_per_token(shape, mixed, frozen)
+    layer += run.keys * layer_bytes_per_key(shape, mixed)
+    layer += run.queries * run.keys * layer_bytes_per_pair(shape, run.gated, fused, mixed)
+    return run.rows * layer + (2 * shape.linear // shape.layers if frozen and mixed else 0)
+
+
 def activation_bytes(
-    shape: Shape, runs: Sequence[Pass], mixed: bool, fused: bool, recompute: bool = False
+    shape: Shape,
+    runs: Sequence[Pass],
+    mixed: bool,
+    fused: bool,
+    recompute: bool = False,
+    frozen: bool = False,
 ) -> int:
     """What passes with gradients keep until the backward pass, their caches apart.
 
-    Per pass L (queries x per token + keys x per key + queries x keys x per pair), and 3 D in fp32 for the
-    final norm. Recomputing layers keeps their inputs, 4 D per token, and one layer of the largest pass.
+    All layers, and 3 D in fp32 per token for the final norm. Layers that are recomputed keep their inputs,
+    4 D per token.
     """
-    layers, total = [], 0
+    total = 0
     for run in runs:
-        layer = run.queries * layer_bytes_per_token(shape, mixed)
-        layer += run.keys * layer_bytes_per_key(shape, mixed)
-        layer += run.queries * run.keys * layer_bytes_per_pair(shape, run.gated, fused, mixed)
-        layers.append(run.rows * layer)
-        total += run.rows * run.queries * 12 * shape.hidden
-        total += shape.layers * run.rows * run.queries * 4 * shape.hidden if recompute else 0
-    return total + (max(layers) if recompute else shape.layers * sum(layers))
+        layer = run.rows * run.queries * 4 * shape.hidden
+        if not recompute:
+            layer = layer_bytes(shape, run, mixed, fused, frozen)
+        total += shape.layers * layer + run.rows * run.queries * 12 * shape.hidden
+    return total
 
 
 def tower_bytes(shape: Shape, visual_tokens: int, images: int, mixed: bool) -> int:

@@ -22,6 +22,7 @@ class Stage:
         align: Whether this is acceptance alignment; otherwise KD.
         reference: Whether there is a divergence to the warm-started drafter.
         verifier_width: Bytes of a verifier weight.
+        verifier_bits: Bits of the weights in its language layers; None as many as of the others.
         mixed: Whether products are in half precision (autocast).
         drafter_width: Bytes of a drafter weight, gradient and optimizer value.
         fused: Whether attention has a fused kernel for masks with gradients, as on GPUs.
@@ -36,6 +37,7 @@ class Stage:
     align: bool
     reference: bool = False
     verifier_width: int = 2
+    verifier_bits: float | None = None
     mixed: bool = True
     drafter_width: int = 4
     fused: bool = True
@@ -51,6 +53,12 @@ class Stage:
         if self.adapters is not None:
             return self.adapters + drafter.router
         return drafter.parameters + drafter.router - (0 if self.train_vision else drafter.vision)
+
+    def saved(self, verifier: Shape) -> int:
+        """Bytes that quantization takes off the verifier's weights."""
+        if self.verifier_bits is None:
+            return 0
+        return round(verifier.linear * (self.verifier_width - self.verifier_bits / 8))
 
 
 @dataclass(frozen=True)
@@ -72,12 +80,14 @@ def training_memory(verifier: Shape, drafter: Shape, work: Workload, stage: Stag
 
     Weights, gradients and optimizer values are always there. On top of them come, in turn: the drafter's pass
     over the text and the verifier's working set; all of the drafter's activations and the logits; and the
-    optimizer's copy of the gradients. Weights include 2-byte copies of the drafter's matrices if mixed, and
-    the reference, unless adapters are switched off for it.
+    optimizer's copy of the gradients. Where layers are recomputed, one of the largest pass comes after the
+    logits, which are gone by then. Weights include 2-byte copies of the drafter's learning matrices if mixed,
+    and the reference, unless adapters are switched off for it.
     """
     trainable, width = stage.trainable(drafter), stage.drafter_width
     runs, guided = work.drafter_passes(), stage.guidance_layers > 0
-    copies = 2 * (drafter.linear + drafter.head) if stage.mixed and width == 4 else 0
+    frozen = stage.adapters is not None
+    copies = 2 * (drafter.linear + drafter.head) if stage.mixed and width == 4 and not frozen else 0
     whole = (drafter.parameters + drafter.router + (stage.adapters or 0)) * width
     reference = whole if stage.align and stage.reference and stage.adapters is None else 0
     lessons = (
@@ -91,10 +101,12 @@ def training_memory(verifier: Shape, drafter: Shape, work: Workload, stage: Stag
     else:
         logits = memory.kd_logit_bytes(verifier.vocab, work.scored, stage.mixed)
     tower = memory.tower_bytes(drafter, work.visual_tokens, work.batch, stage.mixed)
-    kept = memory.activation_bytes(drafter, runs, stage.mixed, stage.fused, stage.recompute)
+    kinds = (stage.mixed, stage.fused)
+    kept = memory.activation_bytes(drafter, runs, *kinds, stage.recompute, frozen)
+    again = max(memory.layer_bytes(drafter, run, *kinds, frozen) for run in runs) if stage.recompute else 0
     kept += tower if stage.train_vision else 0
     big = {
-        "weights": verifier.parameters * stage.verifier_width,
+        "weights": verifier.parameters * stage.verifier_width - stage.saved(verifier),
         "gradients": 0,
         "optimizer": 0,
         "KV": memory.cache_bytes(verifier, 1, seen, stage.verifier_width),
@@ -106,26 +118,26 @@ def training_memory(verifier: Shape, drafter: Shape, work: Workload, stage: Stag
         "gradients": trainable * width,
         "optimizer": round(trainable * stage.states * width),
         "KV": memory.kept_cache_bytes(drafter, runs, stage.mixed),
-        "activations": kept,
+        "activations": kept + again,
         "logits": logits[1],
     }
     fixed = sum(part[name] for part in (big, small) for name in ("weights", "gradients", "optimizer"))
-    text = memory.activation_bytes(drafter, runs[:1], stage.mixed, stage.fused, stage.recompute)
+    text = memory.activation_bytes(drafter, runs[:1], *kinds, stage.recompute, frozen)
     text += memory.kept_cache_bytes(drafter, runs[:1], stage.mixed) + (tower if stage.train_vision else 0)
     phases = {
         "verifier reads": fixed + text + reading + lessons + big["KV"],
-        "loss": fixed + kept + small["KV"] + big["KV"] + lessons + sum(logits),
+        "loss": fixed + kept + small["KV"] + big["KV"] + lessons + max(sum(logits), again),
         "optimizer step": fixed + (trainable * width if stage.foreach else 0),
     }
     return Memory(big, small, phases)
 
 
-def decoding_memory(verifier: Shape, drafter: Shape, work: Workload, width: int) -> Memory:
+def decoding_memory(verifier: Shape, drafter: Shape, work: Workload, stage: Stage) -> Memory:
     """Memory of decoding: caches of prompt, answer, block and root, and the working set of the prompt's pass.
 
     The drafter's cache also has room for all visual tokens, which its layout may show it.
     """
-    room = work.answer_tokens + work.block_size + 1
+    room, width = work.answer_tokens + work.block_size + 1, stage.verifier_width
     parts = []
     for shape, prompt, extra, scored in (
         (verifier, work.prompt_tokens + work.visual_tokens, 0, work.block_size + 1),
@@ -141,6 +153,7 @@ def decoding_memory(verifier: Shape, drafter: Shape, work: Workload, width: int)
                 "logits": work.batch * scored * shape.vocab * width,
             }
         )
+    parts[0]["weights"] -= stage.saved(verifier)
     fixed = sum(part["weights"] + part["KV"] for part in parts)
     phases = {
         "prefill": fixed + max(part["activations"] for part in parts),
@@ -173,7 +186,7 @@ def fitting(verifier: Shape, drafter: Shape, work: Workload, stage: Stage, budge
         return training_memory(verifier, drafter, replace(work, batch=batch, group=group), stage).peak
 
     def decoding(batch: int) -> int:
-        return decoding_memory(verifier, drafter, replace(work, batch=batch), stage.verifier_width).peak
+        return decoding_memory(verifier, drafter, replace(work, batch=batch), stage).peak
 
     found = {"training batch": largest(lambda size: training(size, work.group), USABLE * budget)}
     if stage.align:
@@ -213,7 +226,9 @@ def work_per_pass(verifier: Shape, drafter: Shape, work: Workload, stage: Stage)
 
     def step(shape: Shape, queries: int, keys: int) -> Work:
         operations = flops.forward_flops(shape, rows, queries, keys)
-        return Work(operations, flops.forward_bytes(shape, rows, keys, width), rows * queries)
+        traffic = flops.forward_bytes(shape, rows, keys, width)
+        traffic -= stage.saved(verifier) if shape is verifier else 0
+        return Work(operations, traffic, rows * queries)
 
     return {
         "autoregressive step": step(verifier, 1, seen + 1),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForImageTextToText, PretrainedConfig
+
+from tiger.drafting.lora import Lora, insert_adapters
 
 
 @dataclass(frozen=True)
@@ -69,16 +71,15 @@ class Shape:
         return 2 * self.hidden**2
 
 
-def build(config: PretrainedConfig) -> nn.Module:
+def build(config: PretrainedConfig) -> Any:
     """The model without weights: every parameter is on the meta device."""
     with torch.device("meta"):
-        model: nn.Module = AutoModelForImageTextToText.from_config(config)
-    return model
+        return AutoModelForImageTextToText.from_config(config)
 
 
 def shape_of(config: PretrainedConfig) -> Shape:
     """Sizes of the model that a configuration describes."""
-    model: Any = build(config)
+    model = build(config)
     language, head = model.get_decoder(), model.get_output_embeddings()
     table = model.get_input_embeddings()
     attention, text, vision = language.layers[0].self_attn, config.get_text_config(), config.vision_config
@@ -110,33 +111,17 @@ def shape_of(config: PretrainedConfig) -> Shape:
     )
 
 
-def adapter_parameters(config: PretrainedConfig, rank: int, targets: Sequence[str] | str) -> int:
-    """Parameters of LoRA on the language model: rank x (inputs + outputs) of every target.
-
-    Args:
-        config: The drafter's configuration.
-        rank: Rank of the adapters.
-        targets: A regular expression for whole module names, or the names' last parts, as peft reads them.
+def adapter_parameters(config: PretrainedConfig, lora: Lora) -> int:
+    """Parameters of the adapters on a drafter's language model, counted where they are put.
 
     Raises:
-        ValueError: If nothing matches.
+        ValueError: If an option is out of range, or a target matches nothing.
     """
-    named = {
-        name: module
-        for name, module in build(config).named_modules()
-        if isinstance(module, nn.Linear) and "language_model." in name
-    }
-    matched = [module for name, module in named.items() if _matches(name, targets)]
-    if not matched:
-        known = sorted({name.rsplit(".", 1)[-1] for name in named})
-        raise ValueError(f"LoRA targets {targets!r} match no module; choose among {', '.join(known)}.")
-    return sum(rank * (module.in_features + module.out_features) for module in matched)
-
-
-def _matches(name: str, targets: Sequence[str] | str) -> bool:
-    if isinstance(targets, str):
-        return targets == "all-linear" or re.fullmatch(targets, name) is not None
-    return any(name == target or name.endswith(f".{target}") for target in targets)
+    language_model = build(config).get_decoder()
+    language_model.requires_grad_(False)
+    with torch.device("meta"):
+        insert_adapters(language_model, lora)
+    return _count(p for p in language_model.parameters() if p.requires_grad)
 
 
 def _in_tower(name: str, language: nn.Module, module: nn.Module) -> bool:

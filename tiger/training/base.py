@@ -34,7 +34,9 @@ from tiger.drafting.saving import load_drafter
 from tiger.routing.selectors import SelectorName
 from tiger.training.checkpoints import (
     LORA_KEY,
+    STAGE_KEY,
     VERIFIER_KEY,
+    check_stage,
     check_verifier,
     check_weights,
     fingerprint,
@@ -232,16 +234,18 @@ class DraftTask(LightningModule, ABC):
         return {name: value for name, value in state.items() if name in trained}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Notes which verifier the drafter learns from, and its adapters."""
+        """Notes the stage, which verifier the drafter learns from, and its adapters."""
+        checkpoint[STAGE_KEY] = type(self).__name__
         checkpoint[VERIFIER_KEY] = self._verifier_mark
         checkpoint[LORA_KEY] = self.lora and asdict(self.lora)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuses a checkpoint of another verifier.
+        """Refuses a checkpoint of another stage or verifier.
 
         Raises:
-            ValueError: If the drafter learnt from another verifier.
+            ValueError: If it does not continue with this stage, or the drafter learnt from another verifier.
         """
+        check_stage(checkpoint, type(self).__name__)
         check_verifier(checkpoint, self._verifier_mark)
 
     def load_state_dict(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tiger.drafting.lora import Lora, add_adapters, fold_adapters
 from tiger.drafting.routed import RoutedDrafter
 
-VERIFIER_KEY, LORA_KEY = "verifier_fingerprint", "lora"
+STAGE_KEY, VERIFIER_KEY, LORA_KEY = "stage", "verifier_fingerprint", "lora"
 
 
 def fingerprint(model: nn.Module, count: int = 1024, exact: bool = False) -> str:
@@ -31,6 +31,19 @@ def fingerprint(model: nn.Module, count: int = 1024, exact: bool = False) -> str
             first = first.double() if exact else first.signbit()
         digest.update(first.numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+def check_stage(checkpoint: Mapping[str, Any], stage: str) -> None:
+    """Checks that a run may be resumed from a checkpoint, whose weights fit other stages as well.
+
+    Raises:
+        ValueError: If another stage wrote it.
+    """
+    if (found := checkpoint.get(STAGE_KEY, stage)) != stage:
+        raise ValueError(
+            f"The checkpoint belongs to another stage: {found} wrote it, this run is {stage}. To start from "
+            "its drafter, give it as init_from in place of ckpt_path."
+        )
 
 
 def check_verifier(checkpoint: Mapping[str, Any], verifier: str) -> None:

@@ -12,7 +12,7 @@ from lightning.pytorch.cli import LightningArgumentParser, OptimizerCallable
 
 from tiger.cli import PROGRAM
 from tiger.planning.configs import load_config
-from tiger.planning.memory import WIDTHS
+from tiger.planning.memory import BITS, WIDTHS
 from tiger.planning.plan import (
     Memory,
     Stage,
@@ -65,7 +65,7 @@ def plan(options: list[str]) -> Memory:
         f"{work.num_anchors} anchors, group {work.group}, block {work.block_size}; "
         f"{work.prompt_tokens} prompt, {work.visual_tokens} visual and {work.answer_tokens} answer tokens"
     )
-    decoding = decoding_memory(verifier, drafter, work, stage.verifier_width)
+    decoding = decoding_memory(verifier, drafter, work, stage)
     sizes = fitting(verifier, drafter, work, stage, budget)
     for section in (
         memory_table("training", found),
@@ -116,7 +116,6 @@ def _workload(task: DraftTask, config: Namespace) -> Workload:
 
 def _stage(task: DraftTask, trainer: Namespace, drafter: Any) -> Stage:
     options = task.options
-    lora = options.get("lora")
     precision = str(trainer.precision)
     align = isinstance(task, AcceptanceAlignment)
     guided = options.guidance_weight and options.selector in (None, "routed")
@@ -128,6 +127,7 @@ def _stage(task: DraftTask, trainer: Namespace, drafter: Any) -> Stage:
         align=align,
         reference=align and bool(options.beta),
         verifier_width=WIDTHS[options.verifier_dtype],
+        verifier_bits=BITS.get(options.verifier_quantization),
         mixed="mixed" in precision or half,
         drafter_width=2 if half else 4,
         fused=not cpu,
@@ -135,8 +135,8 @@ def _stage(task: DraftTask, trainer: Namespace, drafter: Any) -> Stage:
         states=optimizer_states(task.optimizer),
         guidance_layers=options.guidance_layers if guided else 0,
         train_vision=options.train_vision,
-        adapters=None if not lora else adapter_parameters(drafter, lora["rank"], lora["targets"]),
-        recompute=bool(options.get("gradient_checkpointing")),
+        adapters=None if task.lora is None else adapter_parameters(drafter, task.lora),
+        recompute=options.gradient_checkpointing,
     )
 
 

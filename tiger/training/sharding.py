@@ -41,14 +41,14 @@ def shard(
     Raises:
         ValueError: If a model is quantized.
     """
-    for backbone in (drafter, *frozen):
-        for layer in backbone.model.get_decoder().layers:
-            if not all(p.is_floating_point() for p in layer.parameters()):
-                raise ValueError(
-                    "A quantized model cannot be sharded. Load it with a floating-point dtype, or use the "
-                    "ddp strategy, where each GPU holds a whole copy."
-                )
-            fully_shard(layer, mesh=mesh)
+    layers = [layer for backbone in (drafter, *frozen) for layer in backbone.model.get_decoder().layers]
+    if not all(p.is_floating_point() for layer in layers for p in layer.parameters()):
+        raise ValueError(
+            "A quantized model cannot be sharded. Load it with a floating-point dtype, or use the ddp "
+            "strategy, where each GPU holds a whole copy."
+        )
+    for layer in layers:
+        fully_shard(layer, mesh=mesh)
     whole = {p for p in task.parameters() if not p.requires_grad}
     fully_shard(task, mesh=mesh, reshard_after_forward=True, ignored_params=whole)
     # By default FSDP prefetches what ran before, which after a validation is not the same on every rank.
