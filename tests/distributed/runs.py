@@ -150,6 +150,28 @@ def mixed(folder, strategies, world):
     return found
 
 
+def early(folder, strategies, world):
+    """A step of alignment with early-stopped rollouts, which stop elsewhere on each rank."""
+    options = {"reward": "accepted_prefix", "rollout_chunk": 1, "block_size": 6}
+    found = {}
+    for strategy in strategies:
+        module, used, lengths = task(folder, "align", **options), trainer(strategy, world), []
+        module._objective = noted(module._objective, lengths)
+        used.fit(module, data(folder, world))
+        found[strategy] = result(used, module) | {"lengths": lengths}
+    return found
+
+
+def noted(objective, lengths):
+    """An objective that notes the longest block of each step on this rank."""
+
+    def measured(rollouts, *rest):
+        lengths.append(int(rollouts.counts.sum(-1).max()))
+        return objective(rollouts, *rest)
+
+    return measured
+
+
 def save(folder, strategies, world, kinds=("align",), **options):
     """One step of some stages, saved and exported."""
     for strategy, kind in product(strategies, kinds):

@@ -103,6 +103,14 @@ def test_a_rank_without_pictures_keeps_up_while_the_tower_learns(folder):
     assert any(".visual." in name for name in moved)
 
 
+def test_ranks_whose_rollouts_stop_early_wait_for_one_another(folder):
+    alone, ranks = runs.early(folder, runs.ALONE, 1)["auto"], runs.launch(folder, "early")
+    for strategy in runs.TOGETHER:
+        found = [rank[strategy] for rank in ranks]
+        assert len({length for rank in found for length in rank["lengths"]}) > 1, "all ranks stopped alike"
+        assert all(distance(rank["weights"], alone["weights"]) < 1e-5 for rank in found)
+
+
 def test_a_run_continues_under_another_strategy(tmp_path):
     runs.save_pair(tmp_path)
     module, used = runs.task(tmp_path, "align", runs.adam), runs.trainer("auto", 1, steps=2)

@@ -45,6 +45,7 @@ def training(kind, size, answer, **options):
     task.configure_model()
     task.log = lambda *args, **kwargs: None
     task.train()
+    task.verifier.eos_ids = (-1,)  # a plan is for blocks that do not end before their last token
     questions = load_prompts("synthetic", size)
     responses = torch.randint(10, 400, (size, answer), generator=torch.Generator().manual_seed(0))
     batch = Batch([Example(*pair, "x", "x") for pair in zip(questions, responses, strict=True)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tiger.planning.memory import chunk_of
 from tiger.planning.shapes import Shape
 from tiger.planning.workload import Pass, Workload
 
@@ -73,7 +74,8 @@ def training_flops(
     Verifier: tower, prompt and answer, guidance, in alignment the blocks, and logits of the block tokens.
     Drafter: tower, then three times (forward, gradient of inputs, gradient of weights) its passes, logits and
     routing; twice where the base is frozen under LoRA, and once more where layers are recomputed. Alignment
-    adds the sampling passes, which equal the scoring ones without text, and one pass of the reference.
+    adds the sampling passes, which equal the scoring ones without text, and one pass of the reference. Where
+    the loss comes in several chunks, the backward pass makes its logits again.
 
     Args:
         verifier: Sizes of the verifier.
@@ -94,10 +96,17 @@ def training_flops(
     routing += 2 * drafter.hidden**2 * (work.visual_tokens + 1) * work.batch if routes else 0
     factor = 2 if frozen_base else 3
     total = vision_flops(verifier, work.visual_tokens, work.batch)
-    total += language_flops(verifier, judged) + head_flops(verifier, work.scored)
+    again = int(chunk_of(drafter.vocab, work.scored) < work.scored)
+    taught = 1 if align else 1 + again
+    total += language_flops(verifier, judged) + taught * head_flops(verifier, work.scored)
     total += guidance_flops(verifier, judged[0], guidance_layers)
-    total += tower * (3 if train_vision else 1) + (factor + recompute) * layers + factor * head + 3 * routing
+    total += (
+        tower * (3 if train_vision else 1)
+        + (factor + recompute) * layers
+        + (factor + again) * head
+        + 3 * routing
+    )
     if align:
         total += language_flops(drafter, runs[1:]) + head
-        total += (layers + head) if reference else 0
+        total += layers + (1 + again) * head if reference else 0
     return total

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from tiger.planning.shapes import Shape
 from tiger.planning.workload import Pass
 
-CHUNK = 2048  # positions whose logits `tiger.training.losses.chunked` holds at once
+CHUNK = 2**26  # logits of one model that `tiger.training.losses.chunked` holds at once
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 # Per weight with its scales: in 4 bits one byte per 64 weights, and those in blocks of 256 with 4 bytes each.
 BITS = {"4bit": 4 + 8 / 64 + 32 / (64 * 256), "8bit": 8}
@@ -125,21 +125,27 @@ def reading_bytes(shape: Shape, run: Pass, guided: bool, width: int) -> int:
     return run.rows * run.queries * (3 * shape.hidden + 3 * shape.inner) * width + pairs * width + attention
 
 
+def chunk_of(vocab: int, positions: int) -> int:
+    """Positions whose logits are held at once."""
+    return min(positions, max(1, CHUNK // vocab))
+
+
 def kd_logit_bytes(vocab: int, positions: int, mixed: bool) -> tuple[int, int]:
     """Working set of the KL divergence of verifier and drafter over one chunk of block tokens, V each.
 
-    Verifier: logits (2 bytes if mixed), log p and p. Drafter: logits, log q, log p - log q, and its product
-    with p.
+    Verifier: logits (2 bytes if mixed) over the temperature, log p and p. Drafter: logits, the same over the
+    temperature, log q, log p - log q, and its product with p.
     """
-    half, count = (2 if mixed else 4), min(positions, CHUNK) * vocab
-    return count * (half + 8), count * (half + 12)
+    half, count = (2 if mixed else 4), chunk_of(vocab, positions) * vocab
+    return count * (half + 8), count * (2 * half + 12)
 
 
 def align_logit_bytes(vocab: int, positions: int, mixed: bool, reference: bool) -> tuple[int, int]:
-    """Logits of verifier and drafter for all block tokens in alignment, which are held whole, V each.
+    """Working set of alignment over one chunk of block tokens, V each; the two are never held at once.
 
-    Verifier: logits. Drafter: logits and log q, then either two more for the entropy, or, with a divergence
-    to the reference, its logits, both log-probabilities, q, their difference and its product with q.
+    Verifier, while it judges: logits and log p, and if mixed the logits in fp32. Drafter: logits and log q,
+    then either two more for the entropy, or, with a divergence to the reference, its logits, both
+    log-probabilities, q, their difference and its product with q.
     """
-    half, count = (2 if mixed else 4), positions * vocab
-    return count * half, count * (half + 4 + (half + 20 if reference else 8))
+    half, count = (2 if mixed else 4), chunk_of(vocab, positions) * vocab
+    return count * (10 if mixed else 8), count * (half + 4 + (half + 20 if reference else 8))

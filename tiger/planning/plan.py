@@ -79,10 +79,11 @@ def training_memory(verifier: Shape, drafter: Shape, work: Workload, stage: Stag
     """Memory of a training step on one device that holds both models whole.
 
     Weights, gradients and optimizer values are always there. On top of them come, in turn: the drafter's pass
-    over the text and the verifier's working set; all of the drafter's activations and the logits; and the
-    optimizer's copy of the gradients. Where layers are recomputed, one of the largest pass comes after the
-    logits, which are gone by then. Weights include 2-byte copies of the drafter's learning matrices if mixed,
-    and the reference, unless adapters are switched off for it.
+    over the text and the verifier's working set; in alignment the rollouts, for which both models copy their
+    caches; all of the drafter's activations and the logits; and the optimizer's copy of the gradients. Where
+    layers are recomputed, one of the largest pass comes after the logits, which are gone by then. Weights
+    include 2-byte copies of the drafter's learning matrices if mixed, and the reference, unless adapters are
+    switched off for it.
     """
     trainable, width = stage.trainable(drafter), stage.drafter_width
     runs, guided = work.drafter_passes(), stage.guidance_layers > 0
@@ -93,9 +94,12 @@ def training_memory(verifier: Shape, drafter: Shape, work: Workload, stage: Stag
     lessons = (
         work.batch * work.answer_tokens * (verifier.hidden * stage.verifier_width + work.visual_tokens * 4)
     )
-    reading = memory.reading_bytes(verifier, work.verifier_passes(False)[0], guided, stage.verifier_width)
-    judged = work.verifier_passes(stage.align)[-1]
-    seen = judged.rows * judged.keys if stage.align else 0
+    passes = work.verifier_passes(stage.align)
+    reading = memory.reading_bytes(verifier, passes[0], guided, stage.verifier_width)
+    caches = [
+        memory.cache_bytes(verifier, run.rows, run.keys, stage.verifier_width) if stage.align else 0
+        for run in passes
+    ]
     if stage.align:
         logits = memory.align_logit_bytes(verifier.vocab, work.scored, stage.mixed, stage.reference)
     else:
@@ -109,7 +113,7 @@ def training_memory(verifier: Shape, drafter: Shape, work: Workload, stage: Stag
         "weights": verifier.parameters * stage.verifier_width - stage.saved(verifier),
         "gradients": 0,
         "optimizer": 0,
-        "KV": memory.cache_bytes(verifier, 1, seen, stage.verifier_width),
+        "KV": sum(caches),
         "activations": reading + lessons,
         "logits": logits[0],
     }
@@ -123,12 +127,16 @@ def training_memory(verifier: Shape, drafter: Shape, work: Workload, stage: Stag
     }
     fixed = sum(part[name] for part in (big, small) for name in ("weights", "gradients", "optimizer"))
     text = memory.activation_bytes(drafter, runs[:1], *kinds, stage.recompute, frozen)
-    text += memory.kept_cache_bytes(drafter, runs[:1], stage.mixed) + (tower if stage.train_vision else 0)
-    phases = {
-        "verifier reads": fixed + text + reading + lessons + big["KV"],
-        "loss": fixed + kept + small["KV"] + big["KV"] + lessons + max(sum(logits), again),
-        "optimizer step": fixed + (trainable * width if stage.foreach else 0),
-    }
+    cached = memory.kept_cache_bytes(drafter, runs[:1], stage.mixed)
+    text += cached + lessons + (tower if stage.train_vision else 0)
+    phases = {"verifier reads": fixed + text + reading + caches[0]}
+    scored = sum(logits)
+    if stage.align:
+        judging = memory.reading_bytes(verifier, passes[1], False, stage.verifier_width)
+        phases["rollouts"] = fixed + text + small["KV"] - cached + sum(caches) + max(judging, logits[0])
+        scored = logits[1]
+    phases["loss"] = fixed + kept + small["KV"] + caches[0] + lessons + max(scored, again)
+    phases["optimizer step"] = fixed + (trainable * width if stage.foreach else 0)
     return Memory(big, small, phases)
 
 

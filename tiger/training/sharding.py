@@ -3,7 +3,8 @@
 The collectives of FSDP must be the same on every rank, but our passes depend on the data: a batch without
 images runs no vision tower, and answers of different lengths give the head different numbers of chunks. So
 
-- only decoder layers gather at each call; every rank calls them equally often in a training step,
+- only decoder layers gather at each call; every rank calls them equally often in a training step, whatever
+  its blocks are: rollouts that stop early go on on all ranks while one of them has to,
 - the drafter's other trainable weights (embeddings, head, norms, router) are gathered when a step is entered,
   and their gradients reduced once behind its backward pass: the task itself is their FSDP module, and its
   steps are what FSDP takes for `forward`, since nothing ever calls the forward of the models,
