@@ -41,7 +41,8 @@ class Bench:
         self.batch = Batch(
             [Example(p, torch.tensor(a.tokens), "", "") for p, a in zip(prompts, answers, strict=True)]
         )
-        self.drawn = self.task.anchors(self.batch.examples, torch.Generator().manual_seed(0))
+        generators = self.task.generators(self.batch.examples, 0)
+        self.drawn = self.task.anchors(self.batch.examples, generators)
 
     def step(self, anchors: Tensor) -> dict[str, float]:
         """Loss and gradient of one pass over the given anchors [B, A]; what it logged."""

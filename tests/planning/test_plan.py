@@ -68,6 +68,7 @@ def training(kind, size, answer, **options):
     stage = Stage(
         align=kind == "align",
         reference=bool(task.options.get("beta")),
+        compared=kind == "align" and task.compares,
         verifier_width=4,
         mixed=False,
         fused=False,
@@ -107,6 +108,7 @@ SETTINGS = [
     ("align", 4, 60, {}),
     ("align", 4, 60, {"lora": Lora(rank=8)}),
     ("align", 4, 60, {"beta": 0.0}),
+    ("align", 4, 60, {"objective": "overlap", "kd_weight": 1.0}),
     ("align", 2, 90, {"group_size": 8, "block_size": 16, "num_anchors": 2}),
 ]
 

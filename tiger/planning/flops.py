@@ -64,6 +64,7 @@ def training_flops(
     work: Workload,
     align: bool,
     reference: bool,
+    compared: bool,
     guidance_layers: int,
     frozen_base: bool = False,
     recompute: bool = False,
@@ -83,6 +84,7 @@ def training_flops(
         work: The step.
         align: Whether this is alignment.
         reference: Whether a divergence to the warm-started drafter is computed.
+        compared: Whether alignment compares whole distributions with the verifier's.
         guidance_layers: Verifier layers whose attention is recomputed, 0 without guidance.
         frozen_base: Whether only adapters learn.
         recompute: Whether layers are recomputed in the backward pass.
@@ -97,15 +99,11 @@ def training_flops(
     factor = 2 if frozen_base else 3
     total = vision_flops(verifier, work.visual_tokens, work.batch)
     again = int(chunk_of(drafter.vocab, work.scored) < work.scored)
-    taught = 1 if align else 1 + again
+    taught = align + (compared or not align) * (1 + again)  # judging, and in the loss
     total += language_flops(verifier, judged) + taught * head_flops(verifier, work.scored)
     total += guidance_flops(verifier, judged[0], guidance_layers)
-    total += (
-        tower * (3 if train_vision else 1)
-        + (factor + recompute) * layers
-        + (factor + again) * head
-        + 3 * routing
-    )
+    total += tower * (3 if train_vision else 1) + 3 * routing
+    total += (factor + recompute) * layers + (factor + again) * head
     if align:
         total += language_flops(drafter, runs[1:]) + head
         total += layers + (1 + again) * head if reference else 0

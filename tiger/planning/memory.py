@@ -140,12 +140,16 @@ def kd_logit_bytes(vocab: int, positions: int, mixed: bool) -> tuple[int, int]:
     return count * (half + 8), count * (2 * half + 12)
 
 
-def align_logit_bytes(vocab: int, positions: int, mixed: bool, reference: bool) -> tuple[int, int]:
+def align_logit_bytes(
+    vocab: int, positions: int, mixed: bool, reference: bool, compared: bool
+) -> tuple[int, int]:
     """Working set of alignment over one chunk of block tokens, V each; the two are never held at once.
 
-    Verifier, while it judges: logits and log p, and if mixed the logits in fp32. Drafter: logits and log q,
-    then either two more for the entropy, or, with a divergence to the reference, its logits, both
-    log-probabilities, q, their difference and its product with q.
+    Verifier, while it judges: logits and log p, and if mixed the logits in fp32. Drafter: logits and log q;
+    if it is compared with the verifier, the verifier's logits, p and q of their overlap, and log q, p and
+    log p - log q of their divergence; then either two more for the entropy, or, with a divergence to the
+    reference, its logits, both log-probabilities, q, their difference and its product with q.
     """
     half, count = (2 if mixed else 4), chunk_of(vocab, positions) * vocab
-    return count * (10 if mixed else 8), count * (half + 4 + (half + 20 if reference else 8))
+    drafter = half + 4 + (half + 20 if compared else 0) + (half + 20 if reference else 8)
+    return count * (10 if mixed else 8), count * drafter

@@ -21,6 +21,7 @@ class Stage:
     Attributes:
         align: Whether this is acceptance alignment; otherwise KD.
         reference: Whether there is a divergence to the warm-started drafter.
+        compared: Whether alignment compares whole distributions with the verifier's (`overlap`, `kd_weight`).
         verifier_width: Bytes of a verifier weight.
         verifier_bits: Bits of the weights in its language layers; None as many as of the others.
         mixed: Whether products are in half precision (autocast).
@@ -36,6 +37,7 @@ class Stage:
 
     align: bool
     reference: bool = False
+    compared: bool = False
     verifier_width: int = 2
     verifier_bits: float | None = None
     mixed: bool = True
@@ -101,7 +103,8 @@ def training_memory(verifier: Shape, drafter: Shape, work: Workload, stage: Stag
         for run in passes
     ]
     if stage.align:
-        logits = memory.align_logit_bytes(verifier.vocab, work.scored, stage.mixed, stage.reference)
+        kind = (stage.mixed, stage.reference, stage.compared)
+        logits = memory.align_logit_bytes(verifier.vocab, work.scored, *kind)
     else:
         logits = memory.kd_logit_bytes(verifier.vocab, work.scored, stage.mixed)
     tower = memory.tower_bytes(drafter, work.visual_tokens, work.batch, stage.mixed)
@@ -226,6 +229,7 @@ def work_per_pass(verifier: Shape, drafter: Shape, work: Workload, stage: Stage)
         work,
         stage.align,
         stage.reference,
+        stage.compared,
         stage.guidance_layers,
         stage.adapters is not None,
         stage.recompute,

@@ -104,6 +104,11 @@ class AcceptanceAlignment(DraftTask):
         """The models that are only read."""
         return super().frozen + ([self._reference.backbone] if self._reference is not None else [])
 
+    @property
+    def compares(self) -> bool:
+        """Whether the loss compares whole distributions with the verifier's."""
+        return self.options.objective == "overlap" or bool(self.options.kd_weight)
+
     @contextmanager
     def reference(self) -> Iterator[RoutedDrafter]:
         """The warm-started drafter, for passes without gradients."""
@@ -160,7 +165,6 @@ class AcceptanceAlignment(DraftTask):
         with the verifier, `kd`: KL(p || q), and `reference`: KL(q || q_ref).
         """
         options, counts = self.options, rollouts.counts
-        with_teacher = options.objective == "overlap" or bool(options.kd_weight)
         hidden = read_blocks(self.drafter, texts, routes, rollouts.blocks, counts)[counts]
         inputs = [hidden, rollouts.blocks[counts], rollouts.hidden[counts]]
         if options.beta:
@@ -171,7 +175,7 @@ class AcceptanceAlignment(DraftTask):
             log_q = (logits.float() / options.temperature).log_softmax(-1)
             entropy = -(log_q.detach().exp() * log_q.detach()).sum(-1)
             columns = [log_q.gather(-1, tokens[:, None])[:, 0], entropy]
-            if with_teacher:
+            if self.compares:
                 target = self.verifier.logits(judge)
                 columns += [overlap(target, logits / options.temperature), kl(target, logits)]
             if reference:
@@ -179,7 +183,7 @@ class AcceptanceAlignment(DraftTask):
             return torch.stack(columns, -1)
 
         found = chunked(values, *inputs, vocab_size=self.verifier.vocab_size)
-        names = ["chosen", "entropy", *["overlap", "kd"] * with_teacher, *["reference"] * bool(options.beta)]
+        names = ["chosen", "entropy", *["overlap", "kd"] * self.compares, *["reference"] * bool(options.beta)]
         return {
             name: torch.zeros_like(rollouts.chance).masked_scatter(counts, column)
             for name, column in zip(names, found.unbind(-1), strict=True)

@@ -118,6 +118,7 @@ def _stage(task: DraftTask, trainer: Namespace, drafter: Any) -> Stage:
     options = task.options
     precision = str(trainer.precision)
     align = isinstance(task, AcceptanceAlignment)
+    compared = isinstance(task, AcceptanceAlignment) and task.compares
     guided = options.guidance_weight and options.selector in (None, "routed")
     if options.verifier_dtype not in WIDTHS:
         raise ValueError(f"verifier_dtype is {options.verifier_dtype!r}; choose one of {', '.join(WIDTHS)}.")
@@ -126,6 +127,7 @@ def _stage(task: DraftTask, trainer: Namespace, drafter: Any) -> Stage:
     return Stage(
         align=align,
         reference=align and bool(options.beta),
+        compared=compared,
         verifier_width=WIDTHS[options.verifier_dtype],
         verifier_bits=BITS.get(options.verifier_quantization),
         mixed="mixed" in precision or half,
