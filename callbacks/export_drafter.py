@@ -69,8 +69,7 @@ class ExportDrafter(Callback):
         target, drafter = run_folder(trainer) / self.folder, pl_module.whole_drafter()
         if not trainer.is_global_zero:
             return
-        # FSDP2 puts its name in front of the class's own.
-        notes = {"step": trainer.global_step, "task": type(pl_module).__name__.removeprefix("FSDP")}
+        notes = {"step": trainer.global_step, "task": pl_module.stage}
         if self.monitor is not None and self.best is not None:
             notes |= {self.monitor: self.best}
         replace_folder(target, lambda folder: save_drafter(drafter, folder, **notes))

@@ -8,9 +8,9 @@ from helpers import hf_inputs, picture
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from standins import SIDE, save_standin
-from transformers import PreTrainedConfig
 
 from data_modules.collate import Batch, Example
+from tiger.backbones import loading
 from tiger.backbones.base import Prompt, assemble
 from tiger.backbones.llava_next import LlavaNextBackbone
 from tiger.backbones.loading import family_of, load_backbone
@@ -222,7 +222,7 @@ def test_original_checkpoints_name_their_conversion(name, model_type, conversion
     (tmp_path / name / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=f"original format of LLaVA.*{conversion}"):
         load_backbone(str(tmp_path / name))
-    monkeypatch.setattr(PreTrainedConfig, "get_config_dict", lambda path: (config, {}))
+    monkeypatch.setattr(loading, "resolve", lambda path, files: tmp_path / name)
     with pytest.raises(ValueError, match=f"liuhaotian/{name} is in the original format.*{conversion}"):
         family_of(f"liuhaotian/{name}")
 

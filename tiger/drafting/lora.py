@@ -35,6 +35,9 @@ class Lora:
     dropout: float = 0.0
 
 
+torch.serialization.add_safe_globals([Lora])  # checkpoints hold it among the hyper-parameters
+
+
 def add_adapters(drafter: RoutedDrafter, lora: Lora) -> None:
     """Puts adapters into the drafter's language model and freezes everything else of the backbone.
 

@@ -215,6 +215,11 @@ class DraftTask(LightningModule, ABC):
         return self._drafter
 
     @property
+    def stage(self) -> str:
+        """Name of the stage; FSDP2 puts its own in front of the class's."""
+        return type(self).__name__.removeprefix("FSDP")
+
+    @property
     def block_size(self) -> int:
         """Tokens per block."""
         return int(self.options.block_size)
@@ -235,7 +240,7 @@ class DraftTask(LightningModule, ABC):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Notes the stage, which verifier the drafter learns from, and its adapters."""
-        checkpoint[STAGE_KEY] = type(self).__name__
+        checkpoint[STAGE_KEY] = self.stage
         checkpoint[VERIFIER_KEY] = self._verifier_mark
         checkpoint[LORA_KEY] = self.lora and asdict(self.lora)
 
@@ -245,7 +250,7 @@ class DraftTask(LightningModule, ABC):
         Raises:
             ValueError: If it does not continue with this stage, or the drafter learnt from another verifier.
         """
-        check_stage(checkpoint, type(self).__name__)
+        check_stage(checkpoint, self.stage)
         check_verifier(checkpoint, self._verifier_mark)
 
     def load_state_dict(
