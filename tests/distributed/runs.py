@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from helpers import agreeing_drafter, fresh_backbone, picture, save_backbone
 from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 
@@ -31,7 +32,7 @@ def save_pair(folder):
     """A random verifier, and a drafter that often agrees with it."""
     verifier = fresh_backbone("verifier", 0, 2)
     save_backbone(verifier, folder / "verifier")
-    save_backbone(agreeing_drafter(verifier, 0.02).backbone, folder / "drafter")
+    save_backbone(agreeing_drafter(verifier, 0.05).backbone, folder / "drafter")
 
 
 def sgd(parameters):
@@ -79,13 +80,10 @@ def mixed_batches(world):
 
 
 def trainer(strategy, world, steps=1, **options):
-    quiet = {
-        name: False
-        for name in ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-    }
-    strategy = FSDP2Strategy() if strategy == "fsdp2" else strategy
+    parts = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     run = {"accelerator": "cpu", "devices": world, "max_steps": steps, "num_sanity_val_steps": 0}
-    return Trainer(strategy=strategy, **run, **quiet, **options)
+    strategy = FSDP2Strategy() if strategy == "fsdp2" else strategy
+    return Trainer(**(dict.fromkeys(parts, False) | run | options), strategy=strategy)
 
 
 def result(used, module):
@@ -150,9 +148,9 @@ def mixed(folder, strategies, world):
 def save(folder, strategies, world):
     """One step of alignment, saved."""
     for strategy in strategies:
-        module, used = task(folder, "align", adam), trainer(strategy, world)
-        used.fit(module, data(folder, world))
-        used.save_checkpoint(folder / f"{strategy}.ckpt")
+        keep = ModelCheckpoint(folder, strategy, every_n_train_steps=1)
+        used = trainer(strategy, world, callbacks=[keep], enable_checkpointing=True)
+        used.fit(task(folder, "align", adam), data(folder, world))
 
 
 def resume(folder, strategies, world):
