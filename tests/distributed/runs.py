@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from helpers import agreeing_drafter, fresh_backbone, picture, save_backbone
 from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 
@@ -34,7 +35,7 @@ def save_pair(folder):
     """A random verifier, and a drafter that often agrees with it."""
     verifier = fresh_backbone("verifier", 0, 2)
     save_backbone(verifier, folder / "verifier")
-    save_backbone(agreeing_drafter(verifier, 0.02).backbone, folder / "drafter")
+    save_backbone(agreeing_drafter(verifier, 0.05).backbone, folder / "drafter")
 
 
 def sgd(parameters):
@@ -82,13 +83,10 @@ def mixed_batches(world):
 
 
 def trainer(strategy, world, steps=1, **options):
-    quiet = {
-        name: False
-        for name in ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-    }
-    strategy = FSDP2Strategy() if strategy == "fsdp2" else strategy
+    parts = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     run = {"accelerator": "cpu", "devices": world, "max_steps": steps, "num_sanity_val_steps": 0}
-    return Trainer(strategy=strategy, **run, **quiet, **options)
+    strategy = FSDP2Strategy() if strategy == "fsdp2" else strategy
+    return Trainer(**(dict.fromkeys(parts, False) | run | options), strategy=strategy)
 
 
 def result(used, module):
@@ -175,9 +173,10 @@ def noted(objective, lengths):
 def save(folder, strategies, world, kinds=("align",), **options):
     """One step of some stages, saved and exported."""
     for strategy, kind in product(strategies, kinds):
-        module, used = task(folder, kind, adam, **options), trainer(strategy, world)
+        keep = ModelCheckpoint(folder / kind, strategy, every_n_train_steps=1)
+        used = trainer(strategy, world, callbacks=[keep], enable_checkpointing=True)
+        module = task(folder, kind, adam, **options)
         used.fit(module, data(folder, world))
-        used.save_checkpoint(folder / kind / f"{strategy}.ckpt")
         whole = module.whole_drafter()
         if used.is_global_zero:
             save_drafter(whole, folder / kind / strategy)

@@ -64,7 +64,7 @@ def test_a_step_of_two_ranks_equals_one_of_a_single_process(step, strategy, kind
 def test_accepted_length_is_a_ratio_of_sums_over_ragged_ranks(step, strategy, kind):
     alone, ranks = step[0]["auto", kind], [rank[strategy, kind] for rank in step[1]]
     varied = [item for rank in ranks for item in rank["start"]["accepted"]]
-    assert len(set(varied)) > 2
+    assert len(set(varied)) > 1
     for own, (one, *others) in ((alone["start"], [r["start"] for r in ranks]), (alone, ranks)):
         assert len(one["accepted"]) != len(others[0]["accepted"])
         rounds = [item for rank in (one, *others) for item in rank["accepted"]]
