@@ -224,7 +224,8 @@ def test_adapters_and_recomputation_save_memory():
     lean = training_memory(VERIFIER, DRAFTER, work, Stage(align=True, reference=True, recompute=True))
     assert small.drafter["gradients"] == (5000 + DRAFTER.router) * 4
     assert full.drafter["weights"] - small.drafter["weights"] == (
-        (DRAFTER.parameters + DRAFTER.router - 5000) * 4  # no copy for the reference
+        (DRAFTER.parameters + DRAFTER.router - 5000) * 4  # no copy for the reference,
+        + 2 * (DRAFTER.linear + DRAFTER.head)  # and none in half precision of weights that do not learn
     )
     assert lean.drafter["activations"] < 0.7 * full.drafter["activations"]
     plain, twice = (
