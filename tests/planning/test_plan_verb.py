@@ -107,7 +107,7 @@ def test_adapters_of_every_pair(pair):
     large, small = main(["plan", *files]), main(["plan", *files, "--model.init_args.lora={rank: 8}"])
     adapters = large.drafter["gradients"] - small.drafter["gradients"]  # half of rank 16
     assert large.drafter["weights"] - small.drafter["weights"] == adapters > 0
-    assert large.drafter["weights"] > 10 * large.drafter["gradients"]
+    assert large.drafter["weights"] > 5 * large.drafter["gradients"]
     lean = main(["plan", *files, "--model.init_args.gradient_checkpointing=true"])
     assert lean.drafter["activations"] < 0.5 * large.drafter["activations"]
 
