@@ -228,7 +228,7 @@ def test_samples_follow_the_plain_model(pair):
 
     extend((), 1.0)
     counts = dict.fromkeys(expected, 0)
-    decoder = SpeculativeDecoder(pair.verifier, agreeing_drafter(pair.verifier, 0.1), 2, length, sampling)
+    decoder = SpeculativeDecoder(pair.verifier, agreeing_drafter(pair.verifier, 0.05), 2, length, sampling)
     rounds = []
     for seed in range(samples // 250):
         decoder.seed = seed
