@@ -79,8 +79,7 @@ class DraftTask(LightningModule, ABC):
         max_new_tokens: Longest validation answer, tokens.
         validation_temperature: Temperature of validation decoding.
         remember: Keep the drafter's visual banks, and in KD the verifier's lessons, of each example in
-            memory, so that later epochs do not recompute them. Needs a frozen vision tower, and weights that
-            are not sharded.
+            memory, so that later epochs do not recompute them. Needs a frozen tower and whole weights.
         seed: Seed of anchors, drafts and tests.
 
     Raises:
