@@ -50,6 +50,8 @@ class Toy(LightningModule):
         self.drafter, self.bad_step, self.draws = Bank4x4(), bad_step, []
         self.quality = [1.0, 3.0, 2.0]
 
+    stage = "Toy"
+
     def whole_drafter(self):
         return self.drafter
 

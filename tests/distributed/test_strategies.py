@@ -158,15 +158,16 @@ def test_adapters_under_every_strategy(adapters, kind):
         assert distance(weights, load_drafter(str(folder / "drafter")).state_dict()) > 1e-4
 
 
-def test_ranks_that_differ_are_named(folder):
+def test_ranks_that_differ_are_named(tmp_path):
+    runs.save_pair(tmp_path)  # a pair whose drafter has no router yet
     for number, seed in enumerate((0, 9)):
-        save_backbone(fresh_backbone("verifier", seed, 2), folder / f"verifier{number}")
-    for found in runs.launch(folder, "differ"):
+        save_backbone(fresh_backbone("verifier", seed, 2), tmp_path / f"verifier{number}")
+    for found in runs.launch(tmp_path, "differ"):
         for name in ("options", "drafter", "verifier"):
             assert f"{name}: rank 1" in found[name]
             assert "All processes must start from the same files" in found[name]
         assert "training data: rank 1" in found["data"]
-    rank_0, rank_1 = (torch.load(folder / f"differ{rank}.pt")["loss"] for rank in range(2))
+    rank_0, rank_1 = (torch.load(tmp_path / f"differ{rank}.pt")["loss"] for rank in range(2))
     assert "Another rank's loss is not finite at step 0" in rank_0
     assert "The loss is nan at step 0" in rank_1
 
