@@ -243,10 +243,12 @@ def spawn(words, world=2, timeout=900):
     shared = {"PYTHONPATH": os.pathsep.join(map(str, paths)), "OMP_NUM_THREADS": "1"}
     shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "test"}
     shared |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "GROUP_RANK": "0"}
+    # Lightning would seed every rank alike with what an earlier test left in the environment.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PL_")}
     running = [
         subprocess.Popen(
             [sys.executable, "-m", *words],
-            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            env=inherited | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
