@@ -239,7 +239,7 @@ def read_blocks(
 
 def score_blocks(drafter: RoutedDrafter, texts: Texts, routes: Routes, blocks: Tensor) -> Tensor:
     """The drafter's logits [B, A, G, S, V] for given blocks, see `read_blocks`."""
-    return drafter.backbone.logits(read_blocks(drafter, texts, routes, blocks))
+    return drafter.logits(read_blocks(drafter, texts, routes, blocks))
 
 
 class Sampler:
@@ -277,7 +277,7 @@ class Sampler:
         else:
             probe = self.blocks.view(self.shape)[..., : step + 1]
             hidden = _read_inline(self.drafter, self.texts, self.routes, probe)[:, :, :, -1].flatten(1, 2)
-        logits = self.drafter.backbone.logits(hidden[wanted]).float() / self.temperature
+        logits = self.drafter.logits(hidden[wanted]).float() / self.temperature
         log_q = logits.log_softmax(-1)
         # In double precision, so that the last tokens of a large vocabulary keep their share.
         total = log_q.double().exp().cumsum(-1)

@@ -59,6 +59,9 @@ class RoutedDrafter(nn.Module):
             puts them at the image's place and re-reads the prompt when the route changes.
         query: Whether the text that forms the routing query contains the global visual token.
         num_routed: K.
+        draft_temperature: Divides the model's logits before drafts are sampled, on top of the temperature
+            that the verifier samples with. Below 1 the drafter bets on its likeliest tokens. Output stays
+            exact, greedy drafts stay the same.
 
     Raises:
         ValueError: If a setting is out of range.
@@ -71,12 +74,15 @@ class RoutedDrafter(nn.Module):
         layout: Layout = "suffix",
         query: Query = "visual",
         num_routed: int = 8,
+        draft_temperature: float = 1.0,
     ) -> None:
         super().__init__()
         if num_routed < 1:
             raise ValueError(
                 f"num_routed is {num_routed}; route one visual token or more, or set selector 'full'."
             )
+        if draft_temperature <= 0:
+            raise ValueError(f"draft_temperature is {draft_temperature}; it divides, so it must be above 0.")
         for name, value, allowed in (
             ("selector", selector, get_args(SelectorName)),
             ("layout", layout, get_args(Layout)),
@@ -87,6 +93,21 @@ class RoutedDrafter(nn.Module):
         self.backbone = backbone
         self.router = Router(backbone.hidden_size)
         self.selector, self.layout, self.query, self.num_routed = selector, layout, query, num_routed
+        # Of one element and not none, since FSDP2 shards no scalars.
+        self.log_draft_temperature = nn.Parameter(torch.tensor([draft_temperature]).log())
+
+    @property
+    def draft_temperature(self) -> float:
+        """Divides the model's logits before drafts are sampled."""
+        return round(float(self.log_draft_temperature.detach().exp()), 4)
+
+    def temper(self, logits: Tensor) -> Tensor:
+        """The logits [..., V] that drafts are sampled by, from those of the model."""
+        return logits / self.log_draft_temperature.exp().to(logits.dtype)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The logits [..., V] that drafts are sampled by, of hidden states [..., D]."""
+        return self.temper(self.backbone.logits(hidden))
 
     def context_rows(self, banks: Sequence[VisualBank]) -> list[Tensor]:
         """Bank rows that stand in the text of the routing query: the global token, or none."""
@@ -227,7 +248,7 @@ class RoutedDrafter(nn.Module):
         tokens, probabilities = [], []
         read = reader.chain(self.backbone, block_size - 1)
         for step in range(block_size):
-            logits = self.backbone.logits(hidden)
+            logits = self.logits(hidden)
             if state.sampling.is_greedy:
                 chosen = logits.argmax(-1)
             else:

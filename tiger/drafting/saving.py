@@ -17,7 +17,7 @@ SETTINGS_FILE = "drafter.json"
 ROUTER_FILE = "router.safetensors"
 # In a drafter's config.json, so that a folder which lost both files does not pass for a plain model.
 MARK = "tiger_drafter"
-PLAIN = {"selector": "full", "layout": "inline", "query": "visual", "num_routed": 8}
+PLAIN = {"selector": "full", "layout": "inline", "query": "visual", "num_routed": 8, "draft_temperature": 1.0}
 
 
 def save_drafter(drafter: RoutedDrafter, folder: Path, **notes: Any) -> None:

@@ -37,7 +37,10 @@ class AcceptanceAlignment(DraftTask):
             length sum_u prod_{m<=u} sum_v min(p, q) along the sampled blocks, differentiated through q.
         kd_weight: Weight of KL(p || q) at the drafted tokens (ours), each weighted by the chance that those
             before it are accepted: what the drafter would have had to know, where it mattered.
-        beta: Weight of KL(q || q_ref) to the warm-started drafter.
+        beta: Weight of KL(q || q_ref) to the warm-started drafter, both at draft temperature 1.
+        temperature_lr: Learning rate of the draft temperature (ours), which all drafts share and imitation
+            cannot find: where the drafter is unsure, what imitates best is not what is accepted most. 0 keeps
+            it as it is. `kd_weight` compares at draft temperature 1.
         rollout_chunk: Tokens that are drafted before the verifier judges them; a block goes on only while all
             of it passed. The policy gradient stays what it is with whole blocks, for a fraction of the work;
             `kd_weight` and `beta` then count the tokens up to the first failed one, each fully. None drafts
@@ -62,6 +65,7 @@ class AcceptanceAlignment(DraftTask):
         kd_weight: float = 0.0,
         rollout_chunk: int | None = None,
         beta: float = 0.02,
+        temperature_lr: float = 0.0,
         temperature: float = 1.0,
         **kwargs: Any,
     ) -> None:
@@ -91,6 +95,7 @@ class AcceptanceAlignment(DraftTask):
             ValueError: If blocks of the drafter's layout cannot stop early.
         """
         super().build()
+        self.drafter.log_draft_temperature.requires_grad_(self.options.temperature_lr > 0)
         if self.options.rollout_chunk is not None and self.drafter.layout == "inline":
             raise ValueError(
                 "rollout_chunk needs layout suffix: with layout inline the blocks of a group share no text "
@@ -98,6 +103,15 @@ class AcceptanceAlignment(DraftTask):
             )
         if self.options.beta and self.lora is None:
             self._reference = copy.deepcopy(self.drafter).requires_grad_(False).eval()
+
+    def parameter_groups(self) -> list[Any]:
+        """The trainable parameters; the draft temperature has its own learning rate and no decay."""
+        temperature = self.drafter.log_draft_temperature
+        if not temperature.requires_grad:
+            return super().parameter_groups()
+        others = [parameter for parameter in super().parameter_groups() if parameter is not temperature]
+        own = {"params": [temperature], "lr": self.options.temperature_lr, "weight_decay": 0.0}
+        return [{"params": others}, own]
 
     @property
     def frozen(self) -> list[Backbone]:
@@ -172,12 +186,13 @@ class AcceptanceAlignment(DraftTask):
 
         def values(hidden: Tensor, tokens: Tensor, judge: Tensor, *reference: Tensor) -> Tensor:
             logits = self.drafter.backbone.logits(hidden)
-            log_q = (logits.float() / options.temperature).log_softmax(-1)
+            drafts = self.drafter.temper(logits).float() / options.temperature
+            log_q = drafts.log_softmax(-1)
             entropy = -(log_q.detach().exp() * log_q.detach()).sum(-1)
             columns = [log_q.gather(-1, tokens[:, None])[:, 0], entropy]
             if self.compares:
                 target = self.verifier.logits(judge)
-                columns += [overlap(target, logits / options.temperature), kl(target, logits)]
+                columns += [overlap(target, drafts), kl(target, logits)]
             if reference:
                 columns.append(kl(logits, self._reference_logits(reference[0])))
             return torch.stack(columns, -1)
@@ -199,6 +214,7 @@ class AcceptanceAlignment(DraftTask):
         self.log("reward/zero_spread", (spread < 1e-4).float().mean(), batch_size=size, sync_dist=True)
         entropy = global_mean(terms["entropy"][counts])
         self.log("reward/entropy", entropy, batch_size=size, sync_dist=True)
+        self.log("reward/draft_temperature", self.drafter.draft_temperature, batch_size=size)
         if options.objective == "overlap":
             loss = -terms["overlap"].cumprod(-1).sum(-1).mean()
         else:

@@ -173,6 +173,7 @@ class DraftTask(LightningModule, ABC):
         if options.init_from:
             load_stage(drafter, Path(options.init_from), self._verifier_mark)
         drafter.requires_grad_(True)
+        drafter.log_draft_temperature.requires_grad_(False)
         if self.lora is not None:
             add_adapters(drafter, self.lora)
         if options.gradient_checkpointing:
@@ -263,9 +264,13 @@ class DraftTask(LightningModule, ABC):
         check_weights(super().state_dict(), state_dict, self.state_dict().keys())
         return super().load_state_dict(state_dict, strict=False, assign=assign)
 
+    def parameter_groups(self) -> list[Any]:
+        """The trainable parameters, as an optimizer takes them."""
+        return [parameter for parameter in self.parameters() if parameter.requires_grad]
+
     def configure_optimizers(self) -> Any:
         """The optimizer over trainable parameters, with warm-up and decay per optimizer step."""
-        optimizer = self.optimizer([p for p in self.parameters() if p.requires_grad])
+        optimizer = self.optimizer(self.parameter_groups())
         warmup, decay = self.options.warmup_steps, self.options.decay_steps
 
         def factor(step: int) -> float:
