@@ -56,6 +56,21 @@ def test_all_rows_inline_are_the_plain_model(rows):
 
 
 @pytest.mark.parametrize("layout", ["suffix", "inline"])
+def test_a_draft_temperature_divides_the_logits_of_sampled_drafts(layout):
+    drafter, trees = tiny_drafter("routed", layout), {}
+    for temperature in (1.0, 0.5):
+        drafter.log_draft_temperature.fill_(temperature).log_()
+        assert drafter.draft_temperature == temperature
+        for sampling in (Sampling(), SAMPLING):
+            state = start(drafter, prompts(2), sampling)
+            drafter.commit(state, WORDS[:2])
+            trees[temperature, sampling.is_greedy] = drafter.propose(state, 3, PhaseTimer())
+    assert torch.equal(trees[1.0, True].tokens, trees[0.5, True].tokens)
+    squares = trees[1.0, False].probabilities[:, 0] ** 2
+    torch.testing.assert_close(trees[0.5, False].probabilities[:, 0], squares / squares.sum(-1, keepdim=True))
+
+
+@pytest.mark.parametrize("layout", ["suffix", "inline"])
 def test_cached_rounds_equal_a_fresh_start(layout):
     """Whatever was read, rejected and taken back in earlier rounds must leave no trace."""
     drafter = tiny_drafter("routed", layout)

@@ -62,6 +62,16 @@ def test_overrides_replace_settings(folder):
         load_drafter(str(folder), blocks=3)
     with pytest.raises(ValueError, match="num_routed is 0"):
         load_drafter(str(folder), num_routed=0)
+    with pytest.raises(ValueError, match="draft_temperature is 0"):
+        load_drafter(str(folder), draft_temperature=0)
+
+
+def test_a_draft_temperature_that_was_learnt_comes_back(folder):
+    drafter = load_drafter(str(folder), draft_temperature=0.4)
+    save_drafter(drafter, folder)
+    assert json.loads((folder / SETTINGS_FILE).read_text())["draft_temperature"] == 0.4
+    assert load_drafter(str(folder)).draft_temperature == 0.4
+    assert load_drafter(str(folder), draft_temperature=1.0).draft_temperature == 1.0
 
 
 def test_a_plain_model_sees_everything_inline(tmp_path):

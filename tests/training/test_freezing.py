@@ -138,7 +138,9 @@ def test_a_checkpoint_holds_what_is_trained(pair, kind, lora):
     assert names == {n for n, p in task.named_parameters(remove_duplicate=False) if p.requires_grad}
     assert any(".router." in name for name in names)
     assert not any(part in name for name in names for part in ("verifier.", "visual", "_reference"))
-    assert all(".lora_" in name or ".router." in name for name in names) == (lora is not None)
+    assert any("draft_temperature" in name for name in names) == (kind == "align")
+    own = (".lora_", ".router.", "draft_temperature")
+    assert all(any(part in name for part in own) for name in names) == (lora is not None)
     twin = built(pair, kind, lora=lora)
     with torch.no_grad():
         for parameter in task.drafter.parameters():

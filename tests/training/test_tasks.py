@@ -1,4 +1,5 @@
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -155,8 +156,33 @@ def test_kd_in_alignment_counts_where_the_draft_is_still_alive(pair):
         torch.testing.assert_close(losses[1] - losses[0], (kd * counts * reach).sum(-1).mean())
 
 
+@pytest.mark.parametrize("objective", ["overlap", "policy"])
+def test_alignment_learns_the_draft_temperature(pair, objective):
+    # The reward asks a copy of the verifier that drafts too boldly to become it again.
+    options = {"layout": "inline", "selector": "full", "block_size": 2, "group_size": 16, "num_anchors": 8}
+    options |= {"guidance_weight": 0.0, "beta": 0.0, "objective": objective, "temperature_lr": 0.05}
+    built = task((pair[0], pair[0]), "align", optimizer=partial(torch.optim.SGD, lr=0.0), **options)
+    built.drafter.log_draft_temperature.data.fill_(-0.7)
+    optimizer = built.configure_optimizers()["optimizer"]
+    assert [group["lr"] for group in optimizer.param_groups] == [0.0, 0.05]
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.0, 0.0]
+    for index in range(40):
+        optimizer.zero_grad()
+        built.training_step(batch(), index).backward()
+        optimizer.step()
+    assert built.drafter.draft_temperature == pytest.approx(1.0, abs=0.2)
+
+
+@pytest.mark.parametrize(("kind", "options"), [("kd", {}), ("align", {"temperature_lr": 0.0})])
+def test_the_draft_temperature_is_otherwise_left_alone(pair, kind, options):
+    built = task(pair, kind, **options)
+    assert len(built.configure_optimizers()["optimizer"].param_groups) == 1
+    assert not any("draft_temperature" in name for name in built.state_dict())
+
+
 def test_reference_divergence_is_zero_before_the_first_step(pair):
     built = task(pair, "align", beta=1.0)
+    built.drafter.log_draft_temperature.data.fill_(-0.5)
     seen = []
     built.log = lambda name, value, **kwargs: seen.append(float(value)) if name == "reward/kl" else None
     built.training_step(batch(), 0)
@@ -277,6 +303,8 @@ def test_bad_options_are_refused(pair):
         task(pair, "align", group_size=1)
     with pytest.raises(ValueError, match="temperature is 0"):
         task(pair, "align", temperature=0.0)
+    with pytest.raises(ValueError, match="temperature_lr is -1"):
+        task(pair, "align", temperature_lr=-1)
     with pytest.raises(ValueError, match="block_size 0"):
         task(pair, "kd", block_size=0)
     with pytest.raises(ValueError, match="remember"):

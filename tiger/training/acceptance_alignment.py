@@ -29,7 +29,7 @@ class AcceptanceAlignment(DraftTask):
     """Group-relative policy optimisation whose reward is what the verifier accepts.
 
     Args:
-        group_size: Sampled blocks G per anchor.
+        group_size: Sampled blocks G per anchor; `overlap` compares none and needs only one.
         reward: What a block earns.
         credit: Which tokens get the credit.
         test: Acceptance test that the reward counts.
@@ -50,7 +50,7 @@ class AcceptanceAlignment(DraftTask):
         kwargs: Options of `DraftTask`.
 
     Raises:
-        ValueError: If a group has fewer than two blocks, if blocks cannot stop early without changing the
+        ValueError: If a group has too few blocks to be compared, if blocks cannot stop early without changing the
             loss, if adapters have dropout, which would score other drafts than were sampled, or if training
             runs in pure half precision, where updates of this size vanish.
     """
@@ -65,15 +65,18 @@ class AcceptanceAlignment(DraftTask):
         kd_weight: float = 0.0,
         rollout_chunk: int | None = None,
         beta: float = 0.02,
-        temperature_lr: float = 0.0,
+        temperature_lr: float = 0.01,
         temperature: float = 1.0,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if group_size < 2:
+        if group_size < (least := 2 if objective == "policy" else 1):
             raise ValueError(
-                f"group_size is {group_size}; rewards are compared within a group of two or more."
+                f"group_size is {group_size}; objective {objective} needs {least} or more. The policy gradient "
+                "compares rewards within a group."
             )
+        if temperature_lr < 0:
+            raise ValueError(f"temperature_lr is {temperature_lr}; set 0 to keep the draft temperature.")
         if temperature <= 0:
             raise ValueError(f"temperature is {temperature}; drafts are sampled, so it must be above 0.")
         if self.lora is not None and self.lora.dropout:

@@ -292,11 +292,12 @@ class DraftTask(LightningModule, ABC):
         return [torch.Generator(self.device).manual_seed(seed) for seed in seeds]
 
     def anchors(self, examples: list[Example], generators: list[torch.Generator]) -> Tensor:
-        """Draws roots [B, A] in each answer, leaving a token to draft where the answer has two."""
+        """Draws roots [B, A] in each answer, one from each of A equal parts, leaving a token to draft."""
         last = torch.tensor([max(len(example.response) - 1, 1) for example in examples], device=self.device)
         count, device = self.options.num_anchors, self.device
         uniform = torch.stack([torch.rand(count, generator=g, device=device) for g in generators])
-        return (uniform * last[:, None]).long()
+        parts = (torch.arange(count, device=device) + uniform) / count
+        return (parts * last[:, None]).long()
 
     def texts(self, examples: list[Example]) -> Texts:
         """Prompts and answers as the drafter reads them; visual banks are remembered if asked for."""
