@@ -16,6 +16,7 @@ from tiger.drafting.blocks import Routes, Sampler, Texts, read_blocks, read_text
 from tiger.drafting.lora import without_adapters
 from tiger.drafting.routed import RoutedDrafter
 from tiger.training.base import DraftTask
+from tiger.training.block_attention import block_attention
 from tiger.training.losses import chunked, guidance, kl, overlap
 from tiger.training.ranks import global_mean
 from tiger.training.rewards import Credit, RewardName, Test, advantages, rewards
@@ -130,7 +131,7 @@ class AcceptanceAlignment(DraftTask):
         generators = self.generators(batch.examples, batch_idx)
         texts = self.texts(batch.examples)
         anchors = self.anchors(batch.examples, generators)
-        routes = route(self.drafter, texts, anchors)
+        routes = route(self.drafter, texts, anchors, generators)
         prompts = [example.prompt for example in batch.examples]
         answers = [example.response.to(self.device) for example in batch.examples]
         prefixes = self.teacher.prefixes(prompts, answers)
@@ -149,8 +150,9 @@ class AcceptanceAlignment(DraftTask):
             )
         terms = self._terms(rollouts, texts, routes, answers)
         loss = self._objective(rollouts, terms, tests)
-        if options.guidance_weight and self.drafter.selector == "routed":
-            guide = guidance(routes.scores, self.block_attention(prefixes.lessons, texts, anchors)).mean()
+        if self.is_guided:
+            attention = block_attention(prefixes.lessons, texts, anchors, self.block_size)
+            guide = guidance(routes.scores, attention).mean()
             self.log("loss/guidance", guide, batch_size=len(prompts), sync_dist=True)
             loss = loss + options.guidance_weight * guide
         self.log("loss/total", loss, batch_size=len(prompts), sync_dist=True)

@@ -22,13 +22,13 @@ class Lesson:
     Attributes:
         hidden: Hidden states [R, D] at the answer's tokens; entry r predicts token r + 1.
         attention: Attention [R, N] of each answer token to the visual tokens, raised to a power and averaged
-            over heads and layers.
+            over heads and layers; None where nothing is guided.
         grids: Grids that N runs over.
         judgement: Names of the attributes that say what the verifier would have said.
     """
 
     hidden: Tensor
-    attention: Tensor
+    attention: Tensor | None
     grids: tuple[Grid, ...]
     judgement = ("hidden",)
 
@@ -57,7 +57,7 @@ class Teacher:
 
     Args:
         backbone: The verifier.
-        guidance_layers: Last layers whose attention guides the router.
+        guidance_layers: Last layers whose attention guides the router; 0 where nothing is guided.
         guidance_power: Exponent of each head's attention before heads and layers are averaged.
     """
 
@@ -66,7 +66,7 @@ class Teacher:
         self.guidance_layers, self.guidance_power = guidance_layers, guidance_power
 
     def read(self, prompts: Sequence[Prompt], answers: Sequence[Tensor]) -> list[Lesson]:
-        """Reads whole answers, with attention."""
+        """Reads whole answers."""
         return self._read(prompts, answers, None).lessons
 
     def prefixes(self, prompts: Sequence[Prompt], answers: Sequence[Tensor]) -> Prefixes:
@@ -81,16 +81,20 @@ class Teacher:
         banks = self.backbone.encode(inputs)
         embed = self.backbone.embed
         batch = assemble(inputs, banks, [embed(x.ids) for x in inputs], None, [embed(a) for a in answers])
-        hidden, attention = self.backbone.run_with_attention(
-            batch, self.guidance_layers, self.guidance_power, cache
-        )
+        attention: Tensor | None = None
+        if self.guidance_layers:
+            hidden, attention = self.backbone.run_with_attention(
+                batch, self.guidance_layers, self.guidance_power, cache
+            )
+        else:
+            hidden = self.backbone.run_assembled(batch, cache)
         lessons = []
         for row, (answer, bank) in enumerate(zip(answers, banks, strict=True)):
             end = batch.lengths[row]
             span = slice(end - len(answer), end)
-            visual = batch.visual[row]
+            seen = None if attention is None else attention[row, span][:, batch.visual[row]]
             # A copy, since a lesson that is remembered would keep the whole batch alive.
-            lessons.append(Lesson(hidden[row, span].clone(), attention[row, span][:, visual], bank.grids))
+            lessons.append(Lesson(hidden[row, span].clone(), seen, bank.grids))
         device = hidden.device
         sizes = torch.tensor([len(answer) for answer in answers], device=device)
         starts = torch.tensor(batch.lengths, device=device) - sizes
