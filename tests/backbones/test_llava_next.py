@@ -17,6 +17,7 @@ from tiger.backbones.loading import family_of, load_backbone
 from tiger.decoding.custom_generate import speculative_generate
 from tiger.drafting.saving import load_drafter
 from tiger.training import AcceptanceAlignment, KDWarmStart
+from tiger.training.block_attention import block_attention
 
 TASKS = {"kd": KDWarmStart, "align": AcceptanceAlignment}
 FAMILIES = ("llava_next", "llava_next_mistral")
@@ -288,7 +289,7 @@ def test_one_step_trains_the_drafter_and_nothing_else(folders, kind, drafter):
 def test_guidance_of_a_coarser_drafter_lies_on_its_own_grid(folders):
     built = task(folders, "kd")
     texts, lessons = built.texts(batch().examples), built.lessons(batch().examples)
-    found = built.block_attention(lessons, texts, torch.zeros(4, 2, dtype=torch.long))
+    found = block_attention(lessons, texts, torch.zeros(4, 2, dtype=torch.long), built.block_size)
     for row, bank in enumerate(texts.banks):
         ends = [
             end
@@ -308,6 +309,21 @@ def test_the_vision_side_trains_if_asked_to(folders):
     model = built.drafter.backbone.model.model
     assert model.multi_modal_projector.linear_1.weight.grad.norm() > 0
     assert model.vision_tower.embeddings.patch_embedding.weight.grad.norm() > 0
+
+
+@pytest.mark.parametrize("chosen", [-2, -1, 1, [0, -2]])
+def test_vision_weights_behind_the_chosen_layers_are_unused(folders, chosen):
+    """As gradients tell: the stand-in's tower has three layers."""
+    backbone = load_backbone(str(folders / "llava_next" / "drafter"))
+    projector = backbone.model.model.multi_modal_projector
+    if isinstance(chosen, list):
+        width = projector.linear_1.in_features * len(chosen)
+        projector.linear_1 = torch.nn.Linear(width, projector.linear_1.out_features)
+    backbone.model.config.vision_feature_layer = chosen
+    (bank,) = backbone.encode([backbone.prepare(REQUESTS[0])])
+    bank.tokens.square().sum().backward()
+    idle = {id(p) for p in backbone.vision_parameters() if p.grad is None}
+    assert idle == {id(p) for p in backbone.unused_parameters()}
 
 
 def test_images_of_one_mode_are_read_as_rgb(backbone):

@@ -21,7 +21,7 @@ from data_modules.collate import Batch, Example
 from tiger.backbones.base import Prompt
 from tiger.drafting.lora import Lora
 from tiger.drafting.saving import save_drafter
-from tiger.training import AcceptanceAlignment, KDWarmStart
+from tiger.training import AcceptanceAlignment, KDWarmStart, acceptance_alignment
 from tiger.training.sharding import full_state
 from tiger.training.strategy import FSDP2Strategy
 
@@ -71,7 +71,7 @@ def mixed_batches(world):
     examples = [
         Example(
             Prompt(f"What is number {n}?", (picture(n),) if n < 2 else (), id=f"e{n}"),
-            torch.randint(10, 400, (5 + n,), generator=generator),
+            torch.randint(10, 200, (5 + n,), generator=generator),  # ids that every family has
             "x",
             "x",
         )
@@ -158,6 +158,56 @@ def early(folder, strategies, world):
         used.fit(module, data(folder, world))
         found[strategy] = result(used, module) | {"lengths": lengths}
     return found
+
+
+def at_once(folder, strategies, world):
+    """The same where all blocks of the examples without a picture, so of one of two ranks, end at once.
+
+    They fail the verifier's test, or draw an end token.
+    """
+    options = {"reward": "accepted_prefix", "rollout_chunk": 2, "block_size": 6}
+    found, whole = {}, acceptance_alignment.roll_out
+    for strategy, end in product(strategies, (False, True)):
+        module, passes = task(folder, "align", **options), Passes()
+        used = trainer(strategy, world, callbacks=[passes])
+        acceptance_alignment.roll_out = stopped(whole, end)
+        used.fit(module, mixed_batches(world))
+        found[strategy, end] = result(used, module) | {"passes": passes.count}
+    acceptance_alignment.roll_out = whole
+    return found
+
+
+def stopped(roll_out, end):
+    """Rollouts whose blocks end at their first token where there is no picture."""
+
+    def rolled(sampler, judge, uniform, *rest):
+        row = [not entry.visual.any() for entry in sampler.texts.inputs]
+        if end:
+            sampler.uniform[row] = 0.0  # which draws token 0
+        else:
+            uniform[row] = 1.0
+        rollouts = roll_out(sampler, judge, uniform, *rest)
+        lengths = rollouts.counts.sum(-1)
+        assert (lengths[row] == 1).all()
+        assert any(row) == all(row) or (lengths > 2).any(), "no block goes on behind the first chunk"
+        return rollouts
+
+    return rolled
+
+
+class Passes(Callback):
+    """Counts the verifier's passes, and has answers end at token 0."""
+
+    count = 0
+
+    def on_train_start(self, trainer, pl_module):
+        pl_module.verifier.eos_ids, run = (0,), pl_module.verifier.run
+
+        def counted(*args, **options):
+            self.count += 1
+            return run(*args, **options)
+
+        pl_module.verifier.run = counted
 
 
 def noted(objective, lengths):

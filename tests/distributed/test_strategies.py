@@ -2,12 +2,14 @@
 
 import json
 from collections import Counter
+from itertools import product
 
 import pytest
 import runs
 import torch
 import yaml
 from helpers import fresh_backbone, save_backbone
+from standins import save_standin
 
 from tiger.cli import main
 from tiger.drafting.saving import load_drafter
@@ -103,12 +105,40 @@ def test_a_rank_without_pictures_keeps_up_while_the_tower_learns(folder):
     assert any(".visual." in name for name in moved)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llava_next", "qwen2_5_vl"])
+def test_a_step_of_another_family_equals_one_of_a_single_process(family, tmp_path):
+    for role in ("verifier", "drafter"):
+        save_standin(family, tmp_path / role, role)
+    alone, ranks = runs.mixed(tmp_path, runs.ALONE, 1), runs.launch(tmp_path, "mixed")
+    start = load_drafter(str(tmp_path / "drafter")).state_dict()
+    for strategy, kind in STAGES:
+        expected = alone["auto", kind]
+        assert distance(expected["weights"], start) > 1e-3, "the step moved nothing"
+        for rank in ranks:
+            assert distance(rank[strategy, kind]["weights"], expected["weights"]) < 1e-4
+            for name in ("loss/total", "loss/guidance"):
+                assert rank[strategy, kind]["metrics"][name] == pytest.approx(
+                    expected["metrics"][name], abs=1e-5
+                )
+
+
 def test_ranks_whose_rollouts_stop_early_wait_for_one_another(folder):
     alone, ranks = runs.early(folder, runs.ALONE, 1)["auto"], runs.launch(folder, "early")
     for strategy in runs.TOGETHER:
         found = [rank[strategy] for rank in ranks]
         assert len({length for rank in found for length in rank["lengths"]}) > 1, "all ranks stopped alike"
         assert all(distance(rank["weights"], alone["weights"]) < 1e-5 for rank in found)
+
+
+def test_a_rank_whose_blocks_end_at_once_makes_the_passes_of_the_others(folder):
+    alone, ranks = runs.at_once(folder, runs.ALONE, 1), runs.launch(folder, "at_once")
+    for strategy, end in product(runs.TOGETHER, (False, True)):
+        expected = alone["auto", end]
+        for rank in ranks:
+            assert rank[strategy, end]["passes"] == expected["passes"] > 2
+            assert distance(rank[strategy, end]["weights"], expected["weights"]) < 1e-5
+    assert distance(alone["auto", False]["weights"], alone["auto", True]["weights"]) > 1e-4
 
 
 def test_a_run_continues_under_another_strategy(tmp_path):

@@ -1,9 +1,12 @@
 """What learns, what stays, in which mode, and what a checkpoint holds."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from helpers import prompts, save_pair
 from lightning.pytorch import Callback, Trainer
+from standins import save_standin
 from torch.utils.data import DataLoader
 
 from data_modules.collate import Batch, Example
@@ -103,6 +106,23 @@ def test_every_trained_weight_has_a_gradient_in_every_step(pair, kind, lora, ima
     task.training_step(Batch(examples(images=images)), 0).backward()
     missing = [name for name, p in task.named_parameters() if p.requires_grad and p.grad is None]
     assert not missing
+
+
+@pytest.mark.parametrize("images", [True, False], ids=["images", "text only"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "llava_next"])
+def test_every_weight_of_a_learning_tower_has_a_gradient(family, images, tmp_path):
+    """Vision layers behind the one that is read stay frozen."""
+    folders = [save_standin(family, tmp_path / role, role) for role in ("verifier", "drafter")]
+    task = built(folders, "kd", train_vision=True)
+    known = [replace(e, response=e.response % 200) for e in examples(2, images)]
+    task.training_step(Batch(known), 0).backward()
+    tower = {id(p) for p in task.drafter.backbone.vision_parameters()}
+    learning = {name: p for name, p in task.named_parameters() if p.requires_grad}
+    assert tower & {id(p) for p in learning.values()}
+    assert [name for name, p in learning.items() if p.grad is None] == []
+    still = {name for name, p in task.drafter.named_parameters() if not p.requires_grad}
+    assert all(".layers.2." in name or "post_layernorm" in name for name in still)
+    assert bool(still) == (family == "llava_next")
 
 
 @pytest.mark.parametrize("train_vision", [False, True])

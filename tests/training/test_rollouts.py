@@ -63,6 +63,30 @@ def test_early_stopped_rollouts_are_the_beginnings_of_whole_ones(chunk, test):
     torch.testing.assert_close(early.hidden[alive], whole.hidden[alive], atol=1e-4, rtol=1e-4)
 
 
+def test_rollouts_that_stop_early_draft_and_judge_fewer_tokens(monkeypatch):
+    built, read = task(), {}
+    draw = Sampler.draw
+    for chunk in (None, 1):
+        drafted, judged, run = [], [], type(built.verifier).run
+
+        def drawing(sampler, step, wanted, drafted=drafted):
+            drafted.append(int(wanted.sum()))
+            draw(sampler, step, wanted)
+
+        def judging(embeddings, *args, judged=judged, run=run):
+            judged.append(embeddings.shape[0] * embeddings.shape[1])
+            return run(built.verifier, embeddings, *args)
+
+        monkeypatch.setattr(Sampler, "draw", drawing)
+        monkeypatch.setattr(built.verifier, "run", judging, raising=True)
+        found, _ = rolled(built, chunk)
+        assert sum(drafted) == found.counts.sum()
+        read[chunk] = sum(drafted), sum(judged[1:])  # the first pass reads the prefix
+    assert read[None][0] == 3 * 2 * 4 * SIZE
+    assert read[1][0] < 0.9 * read[None][0]
+    assert read[1][1] < 0.9 * read[None][1]
+
+
 def test_nothing_is_drafted_behind_an_end_token():
     built = task()
     plain, _ = rolled(built, None)

@@ -29,6 +29,16 @@ def test_remember_is_refused_where_weights_are_sharded(group, tmp_path):
         task.configure_model()
 
 
+def test_models_that_were_loaded_before_there_was_a_mesh_are_refused(group, tmp_path):
+    save_pair(tmp_path)
+    task = KDWarmStart(str(tmp_path / "verifier"), str(tmp_path / "drafter"))
+    task.configure_model()
+    task.configure_model()
+    task._device_mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("data_parallel", "tensor_parallel"))
+    with pytest.raises(ValueError, match="Give the trainer a new task"):
+        task.configure_model()
+
+
 def test_a_missing_checkpoint_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no checkpoint file .*gone\.ckpt"):
         FSDP2Strategy().load_checkpoint(tmp_path / "gone.ckpt")

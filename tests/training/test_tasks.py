@@ -1,3 +1,4 @@
+import sys
 from dataclasses import replace
 from functools import partial
 
@@ -6,9 +7,11 @@ import torch
 from helpers import prompts, save_backbone, save_pair, tiny_backbone
 
 from data_modules.collate import Batch, Example
+from tiger.backbones import base as backbone_base
 from tiger.backbones.base import assemble
 from tiger.backbones.grids import Grid
 from tiger.training import AcceptanceAlignment, KDWarmStart, acceptance_alignment
+from tiger.training.block_attention import block_attention
 from tiger.training.kd_warm_start import answer_blocks, teacher_rows
 from tiger.training.rollouts import Rollouts, roll_out
 from tiger.training.teacher import Teacher, resample
@@ -68,6 +71,41 @@ def test_every_step_gives_every_weight_a_gradient(pair, kind, layout, selector, 
     assert any(".visual." in name for name in trained)
     assert [name for name, p in trained.items() if p.grad is None] == []
     assert all(torch.isfinite(p.grad).all() for p in trained.values())
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_random_routes_are_drawn_by_the_steps_own_generators(pair, kind, monkeypatch):
+    module, seen = sys.modules[TASKS[kind].__module__], []
+    routing = module.route
+    monkeypatch.setattr(module, "route", lambda *args: seen.append(routing(*args)) or seen[-1])
+    built, losses = task(pair, kind, selector="random"), []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        losses.append(built.training_step(batch(), 0).detach())
+    assert losses[0] == losses[1]
+    torch.manual_seed(3)
+    built.training_step(Batch(batch().examples[2:]), 0)  # as another rank would
+    built.training_step(batch(), 1)
+    first, again, alone, later = (routes.rows for routes in seen)
+    assert torch.equal(first, again)
+    assert torch.equal(alone[0], first[2])
+    assert not torch.equal(later, first)
+    assert not torch.equal(first[:, 0], first[:, 1]), "each anchor has a route of its own"
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_without_guidance_the_verifiers_attention_is_not_computed(pair, kind, monkeypatch):
+    built, recorded = task(pair, kind, guidance_weight=0.0), []
+    record = backbone_base.record_attention
+    monkeypatch.setattr(backbone_base, "record_attention", lambda *args: recorded.append(1) or record(*args))
+    loss = built.training_step(batch(), 0)
+    assert not recorded
+    examples = batch().examples
+    questions, answers = [e.prompt for e in examples], [e.response for e in examples]
+    assert all(lesson.attention is None for lesson in built.teacher.read(questions, answers))
+    built.teacher.guidance_layers = 4
+    torch.testing.assert_close(built.training_step(batch(), 0), loss)
+    assert recorded
 
 
 def test_an_example_draws_the_same_in_every_batch(pair, monkeypatch):
@@ -159,16 +197,16 @@ def test_kd_in_alignment_counts_where_the_draft_is_still_alive(pair):
 @pytest.mark.parametrize("objective", ["overlap", "policy"])
 def test_alignment_learns_the_draft_temperature(pair, objective):
     # The reward asks a copy of the verifier that drafts too boldly to become it again.
-    options = {"layout": "inline", "selector": "full", "block_size": 2, "group_size": 16, "num_anchors": 8}
-    options |= {"guidance_weight": 0.0, "beta": 0.0, "objective": objective, "temperature_lr": 0.05}
+    options = {"layout": "inline", "selector": "full", "block_size": 1, "group_size": 8, "num_anchors": 4}
+    options |= {"guidance_weight": 0.0, "beta": 0.0, "objective": objective, "temperature_lr": 0.1}
     built = task((pair[0], pair[0]), "align", optimizer=partial(torch.optim.SGD, lr=0.0), **options)
     built.drafter.log_draft_temperature.data.fill_(-0.7)
     optimizer = built.configure_optimizers()["optimizer"]
-    assert [group["lr"] for group in optimizer.param_groups] == [0.0, 0.05]
+    assert [group["lr"] for group in optimizer.param_groups] == [0.0, 0.1]
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.0, 0.0]
-    for index in range(40):
+    for index in range(25):
         optimizer.zero_grad()
-        built.training_step(batch(), index).backward()
+        built.training_step(batch(2), index).backward()
         optimizer.step()
     assert built.drafter.draft_temperature == pytest.approx(1.0, abs=0.2)
 
@@ -197,6 +235,20 @@ def test_remembered_lessons_are_not_learnt_again(pair):
     first = built.training_step(batch(), 0)
     assert built.training_step(batch(), 0) == first
     assert len(calls) == 1
+
+
+def test_remembered_prefixes_are_not_read_again(pair):
+    built = task(pair, "align", remember=True)
+    calls = []
+    read = built.teacher.prefixes
+    built.teacher.prefixes = lambda *args: calls.append(1) or read(*args)
+    examples = batch().examples
+    built.training_step(Batch(examples[1:]), 0)
+    once = built.training_step(Batch(examples), 0)  # one of three is new
+    again = built.training_step(Batch(examples), 0)
+    assert len(calls) == 2
+    fresh = task(pair, "align").training_step(Batch(examples), 0)
+    torch.testing.assert_close(torch.stack([once, again]), fresh.expand(2), atol=1e-5, rtol=1e-5)
 
 
 def test_teacher_judges_answers_and_blocks_like_a_plain_pass(pair):
@@ -228,7 +280,7 @@ def test_block_attention_averages_over_the_block(pair):
     built = task(pair, "kd")
     texts, lessons = built.texts(batch().examples), built.lessons(batch().examples)
     anchors = torch.tensor([[2, 7], [0, 8], [1, 1]])
-    found = built.block_attention(lessons, texts, anchors)
+    found = block_attention(lessons, texts, anchors, built.block_size)
     size = lessons[0].attention.shape[1]
     torch.testing.assert_close(found[0, 0, :size], lessons[0].attention[2:6].mean(0))
     torch.testing.assert_close(found[0, 1, :size], lessons[0].attention[7:9].mean(0))
@@ -305,6 +357,8 @@ def test_bad_options_are_refused(pair):
         task(pair, "align", temperature=0.0)
     with pytest.raises(ValueError, match="temperature_lr is -1"):
         task(pair, "align", temperature_lr=-1)
+    with pytest.raises(ValueError, match="guidance_layers is 0; take 1 or more"):
+        KDWarmStart(guidance_layers=0)
     with pytest.raises(ValueError, match="block_size 0"):
         task(pair, "kd", block_size=0)
     with pytest.raises(ValueError, match="remember"):

@@ -358,6 +358,10 @@ class Backbone(nn.Module, ABC):
         own = {id(parameter) for module in language for parameter in module.parameters()}
         return [parameter for parameter in self.model.parameters() if id(parameter) not in own]
 
+    def unused_parameters(self) -> list[nn.Parameter]:
+        """Vision weights that no bank token depends on, so that they never get a gradient."""
+        return []
+
     def embed(self, ids: Tensor) -> Tensor:
         """Text embeddings [..., D] of token ids [...]."""
         embeddings: Tensor = self.model.get_input_embeddings()(ids)

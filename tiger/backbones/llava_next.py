@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import LlavaNextForConditionalGeneration, LlavaNextProcessor
 from transformers.cache_utils import Cache
 from transformers.models.llava_next.modeling_llava_next import (
@@ -144,6 +144,16 @@ class LlavaNextBackbone(Backbone):
         whole = torch.empty(1, high * side, wide * side, device="meta")
         rows, columns = unpad_image(whole, size).shape[1:]
         return Grid(1, side, side), Grid(1, rows, columns, newlines=True, again=True)
+
+    def unused_parameters(self) -> list[nn.Parameter]:
+        """Weights of the tower behind the last layer that bank tokens are made of."""
+        tower, chosen = self.model.model.vision_tower, self.model.config.vision_feature_layer
+        layers = tower.encoder.layers
+        # States are numbered from the embeddings on, so state n is what layer n - 1 makes.
+        states = [chosen] if isinstance(chosen, int) else chosen
+        last = max(state % (len(layers) + 1) for state in states)
+        modules = [*layers[last:], tower.post_layernorm]
+        return [parameter for module in modules for parameter in module.parameters()]
 
     def encode(self, inputs: Sequence[ModelInputs]) -> list[VisualBank]:
         """Encodes the images of all requests in one pass; a text-only request gets an empty bank."""

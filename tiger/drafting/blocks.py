@@ -118,13 +118,19 @@ def read_texts(
     )
 
 
-def route(drafter: RoutedDrafter, texts: Texts, anchors: Tensor) -> Routes:
+def route(
+    drafter: RoutedDrafter,
+    texts: Texts,
+    anchors: Tensor,
+    generators: Sequence[torch.Generator] | None = None,
+) -> Routes:
     """Routes once for every anchor.
 
     Args:
         drafter: The drafter.
         texts: The texts.
         anchors: Index of each root in its answer [B, A].
+        generators: Randomness of each row for the `random` selector; by default torch's global generator.
     """
     columns = texts.starts[:, None] + anchors
     query = texts.hidden.gather(1, columns[..., None].expand(-1, -1, texts.hidden.shape[-1]))
@@ -136,14 +142,15 @@ def route(drafter: RoutedDrafter, texts: Texts, anchors: Tensor) -> Routes:
         count = min(drafter.num_routed, scores.shape[-1])
         rows = ranking.topk(count, dim=-1).indices.sort(-1).values
         return Routes(anchors, rows, scores.gather(2, rows) > float("-inf"), scores)
+    sources = generators or [None] * len(texts.banks)
     chosen = [
         [
-            select(drafter.selector, ranking[b, a, : len(bank)], bank.tokens, drafter.num_routed)
+            select(drafter.selector, ranking[b, a, : len(bank)], bank.tokens, drafter.num_routed, source)
             if len(bank)
             else anchors.new_zeros(0)
             for a in range(anchors.shape[1])
         ]
-        for b, bank in enumerate(texts.banks)
+        for b, (bank, source) in enumerate(zip(texts.banks, sources, strict=True))
     ]
     width = max(len(row) for rows in chosen for row in rows)
     shape = (*anchors.shape, width)

@@ -10,17 +10,20 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from data_modules.collate import Batch
+from data_modules.collate import Batch, Example
 from tiger.backbones.base import Backbone
 from tiger.drafting.blocks import Routes, Sampler, Texts, read_blocks, read_texts, route
 from tiger.drafting.lora import without_adapters
 from tiger.drafting.routed import RoutedDrafter
 from tiger.training.base import DraftTask
+from tiger.training.block_attention import block_attention
 from tiger.training.losses import chunked, guidance, kl, overlap
 from tiger.training.ranks import global_mean
 from tiger.training.rewards import Credit, RewardName, Test, advantages, rewards
 from tiger.training.rollouts import Rollouts, roll_out
 from tiger.training.sharding import gathered
+from tiger.training.teacher import Prefixes
+from tiger.training.views import recalled
 
 Objective = Literal["policy", "overlap"]
 
@@ -50,8 +53,8 @@ class AcceptanceAlignment(DraftTask):
         kwargs: Options of `DraftTask`.
 
     Raises:
-        ValueError: If a group has too few blocks to be compared, if blocks cannot stop early without changing the
-            loss, if adapters have dropout, which would score other drafts than were sampled, or if training
+        ValueError: If a group has too few blocks to be compared, if blocks cannot stop early without
+            changing the loss, if adapters have dropout, which would score other drafts than were sampled, or if training
             runs in pure half precision, where updates of this size vanish.
     """
 
@@ -72,8 +75,8 @@ class AcceptanceAlignment(DraftTask):
         super().__init__(**kwargs)
         if group_size < (least := 2 if objective == "policy" else 1):
             raise ValueError(
-                f"group_size is {group_size}; objective {objective} needs {least} or more. The policy gradient "
-                "compares rewards within a group."
+                f"group_size is {group_size}; objective {objective} needs {least} or more: the policy "
+                "gradient compares rewards within a group."
             )
         if temperature_lr < 0:
             raise ValueError(f"temperature_lr is {temperature_lr}; set 0 to keep the draft temperature.")
@@ -87,6 +90,7 @@ class AcceptanceAlignment(DraftTask):
             check_rollout_chunk(rollout_chunk, reward, credit, test, objective)
         self.save_hyperparameters()
         self._reference: RoutedDrafter | None = None
+        self.read: dict[str, Prefixes] = {}
 
     def build(self) -> None:
         """Loads the pair and keeps a frozen copy of the warm-started drafter as q_ref.
@@ -147,10 +151,9 @@ class AcceptanceAlignment(DraftTask):
         generators = self.generators(batch.examples, batch_idx)
         texts = self.texts(batch.examples)
         anchors = self.anchors(batch.examples, generators)
-        routes = route(self.drafter, texts, anchors)
-        prompts = [example.prompt for example in batch.examples]
+        routes = route(self.drafter, texts, anchors, generators)
         answers = [example.response.to(self.device) for example in batch.examples]
-        prefixes = self.teacher.prefixes(prompts, answers)
+        prefixes = self.prefixes(batch.examples)
         options, group = self.options, self.options.group_size
         shape = (2, anchors.shape[1], group, self.block_size)
         draws, tests = torch.stack(
@@ -166,12 +169,24 @@ class AcceptanceAlignment(DraftTask):
             )
         terms = self._terms(rollouts, texts, routes, answers)
         loss = self._objective(rollouts, terms, tests)
-        if options.guidance_weight and self.drafter.selector == "routed":
-            guide = guidance(routes.scores, self.block_attention(prefixes.lessons, texts, anchors)).mean()
-            self.log("loss/guidance", guide, batch_size=len(prompts), sync_dist=True)
+        if self.is_guided:
+            attention = block_attention(prefixes.lessons, texts, anchors, self.block_size)
+            guide = guidance(routes.scores, attention).mean()
+            self.log("loss/guidance", guide, batch_size=len(answers), sync_dist=True)
             loss = loss + options.guidance_weight * guide
-        self.log("loss/total", loss, batch_size=len(prompts), sync_dist=True)
+        self.log("loss/total", loss, batch_size=len(answers), sync_dist=True)
         return loss
+
+    def prefixes(self, examples: list[Example]) -> Prefixes:
+        """Prompts and answers in the verifier's cache, remembered if asked for."""
+
+        def read(new: list[Example]) -> Prefixes:
+            answers = [example.response.to(self.device) for example in new]
+            return self.teacher.prefixes([example.prompt for example in new], answers)
+
+        if not self.options.remember:
+            return read(examples)
+        return Prefixes.join(recalled(self.read, examples, lambda new: read(new).rows()))
 
     def _terms(
         self, rollouts: Rollouts, texts: Texts, routes: Routes, answers: list[Tensor]

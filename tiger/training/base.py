@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import json
 from abc import ABC
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, replace
-from pathlib import Path
-from typing import Any, TypeVar
+from dataclasses import asdict
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import OptimizerCallable
-from PIL import Image
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torchmetrics import MeanMetric
 
 from data_modules.collate import Batch, Example
 from data_modules.loader import ResumableLoader
-from tiger.backbones.base import Backbone, ModelInputs, Prompt, VisualBank
-from tiger.backbones.checkpointing import checkpoint_layers
+from tiger.backbones.base import Backbone
 from tiger.backbones.loading import Quantization, check_pair, load_backbone
 from tiger.decoding.acceptance import Sampling
 from tiger.decoding.records import Generation
@@ -30,8 +27,8 @@ from tiger.decoding.speculative import SpeculativeDecoder
 from tiger.drafting.blocks import Texts, read_texts
 from tiger.drafting.lora import Lora, add_adapters
 from tiger.drafting.routed import Layout, Query, RoutedDrafter
-from tiger.drafting.saving import load_drafter
 from tiger.routing.selectors import SelectorName
+from tiger.training import building
 from tiger.training.checkpoints import (
     LORA_KEY,
     STAGE_KEY,
@@ -40,14 +37,11 @@ from tiger.training.checkpoints import (
     check_verifier,
     check_weights,
     fingerprint,
-    load_stage,
 )
 from tiger.training.ranks import check_ranks
 from tiger.training.sharding import full, full_state, gathered, shard
-from tiger.training.teacher import Lesson, Teacher, resample
-from tiger.training.teacher_cache import CachedLesson
-
-T = TypeVar("T")
+from tiger.training.teacher import Lesson, Teacher
+from tiger.training.views import View, look, recalled
 
 
 class DraftTask(LightningModule, ABC):
@@ -64,7 +58,7 @@ class DraftTask(LightningModule, ABC):
         block_size: Tokens per block, both in training and in validation.
         num_anchors: Blocks per answer and step.
         guidance_weight: Weight of block attention guidance for the router.
-        guidance_layers: Last verifier layers whose attention guides the router.
+        guidance_layers: Last verifier layers whose attention guides the router, 1 or more.
         guidance_power: Exponent of each head's attention before it is averaged. Most heads look everywhere;
             the square lets those that look at one place stand out.
         lora: Adapters to train in place of the drafter's language model, as `{rank: 16}`; null trains the
@@ -78,8 +72,9 @@ class DraftTask(LightningModule, ABC):
         decay_steps: Optimizer steps after which a linear decay has reached zero; 0 keeps the rate constant.
         max_new_tokens: Longest validation answer, tokens.
         validation_temperature: Temperature of validation decoding.
-        remember: Keep the drafter's visual banks, and in KD the verifier's lessons, of each example in
-            memory, so that later epochs do not recompute them. Needs a frozen tower and whole weights.
+        remember: Keep the drafter's visual banks and what the verifier read (in KD its lessons, in alignment
+            its keys and values, which are large) of each example in memory, so that later epochs do not
+            recompute them. Needs a frozen tower and whole weights.
         seed: Seed of anchors, drafts and tests.
 
     Raises:
@@ -116,6 +111,10 @@ class DraftTask(LightningModule, ABC):
         super().__init__()
         if min(block_size, num_anchors) < 1:
             raise ValueError(f"block_size {block_size} and num_anchors {num_anchors} must be 1 or more.")
+        if guidance_layers < 1:
+            raise ValueError(
+                f"guidance_layers is {guidance_layers}; take 1 or more, or set guidance_weight 0."
+            )
         if remember and train_vision:
             raise ValueError(
                 "remember keeps visual banks, which change while the tower trains; set one of them off."
@@ -124,7 +123,7 @@ class DraftTask(LightningModule, ABC):
         self.strict_loading = False
         self.optimizer, self.lora = optimizer, lora
         self.learnt: dict[str, Lesson] = {}
-        self.views: dict[str, tuple[ModelInputs, VisualBank]] = {}
+        self.views: dict[str, View] = {}
         self._drafter: RoutedDrafter | None = None
         self._accepted = MeanMetric()
         self._open = ExitStack()
@@ -133,9 +132,15 @@ class DraftTask(LightningModule, ABC):
         """Loads the models, and shards them if the strategy gives a device mesh.
 
         Raises:
-            ValueError: If the ranks hold different weights or options, or an option does not go with shards.
+            ValueError: If the ranks hold different weights or options, an option does not go with shards, or
+                the models were loaded when there was no mesh yet.
         """
         if self._drafter is not None:
+            if self.device_mesh is not None and not isinstance(self, FSDPModule):
+                raise ValueError(
+                    "This task loaded its models before the trainer could shard them, so each rank would "
+                    "learn alone. Give the trainer a new task, and do not call configure_model before."
+                )
             return
         self.build()
         facts = {"verifier": self._verifier_mark, "drafter": fingerprint(self.drafter, exact=True)}
@@ -165,26 +170,13 @@ class DraftTask(LightningModule, ABC):
         verifier = load_backbone(
             options.verifier, options.verifier_dtype, quantization=options.verifier_quantization
         )
-        drafter = self._load_drafter()
+        drafter = building.load(self.options)
         check_pair(verifier, drafter.backbone)
         self.verifier: Backbone = verifier.requires_grad_(False).eval()
         self._verifier_mark = fingerprint(verifier.model)
-        self.teacher = Teacher(self.verifier, options.guidance_layers, options.guidance_power)
-        if options.init_from:
-            load_stage(drafter, Path(options.init_from), self._verifier_mark)
-        drafter.requires_grad_(True)
-        drafter.log_draft_temperature.requires_grad_(False)
-        if self.lora is not None:
-            add_adapters(drafter, self.lora)
-        if options.gradient_checkpointing:
-            checkpoint_layers(drafter.backbone)
-        for parameter in drafter.backbone.vision_parameters():
-            parameter.requires_grad_(options.train_vision)
-        self._drafter = drafter.train()
-
-    def _load_drafter(self) -> RoutedDrafter:
-        names = ("selector", "layout", "query", "num_routed")
-        return load_drafter(self.options.drafter, **{name: self.options[name] for name in names})
+        self._drafter = building.prepare(drafter, options, self.lora, self._verifier_mark)
+        layers = options.guidance_layers if self.is_guided else 0
+        self.teacher = Teacher(self.verifier, layers, options.guidance_power)
 
     def whole_drafter(self) -> RoutedDrafter | None:
         """The drafter without shards, to be saved; every rank must call it.
@@ -197,7 +189,7 @@ class DraftTask(LightningModule, ABC):
         weights = full_state(self.drafter)
         if self.global_rank:
             return None
-        drafter = self._load_drafter()
+        drafter = building.load(self.options)
         if self.lora is not None:
             add_adapters(drafter, self.lora)
         drafter.load_state_dict(weights)
@@ -213,6 +205,11 @@ class DraftTask(LightningModule, ABC):
         """The drafter in training."""
         assert self._drafter is not None, "configure_model has not run"
         return self._drafter
+
+    @property
+    def is_guided(self) -> bool:
+        """Whether the verifier's attention guides the router."""
+        return bool(self.options.guidance_weight) and self.drafter.selector == "routed"
 
     @property
     def stage(self) -> str:
@@ -302,7 +299,8 @@ class DraftTask(LightningModule, ABC):
     def texts(self, examples: list[Example]) -> Texts:
         """Prompts and answers as the drafter reads them; visual banks are remembered if asked for."""
         answers = [example.response.to(self.device) for example in examples]
-        views = self._recall(self.views, examples, self._look)
+        train_vision, memory = self.options.train_vision, self.views if self.options.remember else None
+        views = recalled(memory, examples, lambda new: look(self.drafter, new, train_vision))
         return read_texts(self.drafter, [view[0] for view in views], [view[1] for view in views], answers)
 
     def lessons(self, examples: list[Example]) -> list[Lesson]:
@@ -311,47 +309,7 @@ class DraftTask(LightningModule, ABC):
         def learn(new: list[Example]) -> list[Lesson]:
             return self.teacher.read([e.prompt for e in new], [e.response.to(self.device) for e in new])
 
-        return self._recall(self.learnt, examples, learn)
-
-    def _look(self, examples: list[Example]) -> list[tuple[ModelInputs, VisualBank]]:
-        with torch.set_grad_enabled(self.options.train_vision and torch.is_grad_enabled()):
-            inputs, banks = self.drafter.encode([example.prompt for example in examples])
-            if torch.is_grad_enabled() and not any(map(len, banks)):
-                banks = [replace(bank, tokens=bank.tokens + self._idle_vision()) for bank in banks]
-        return [(replace(entry, pixels={}), bank) for entry, bank in zip(inputs, banks, strict=True)]
-
-    def _idle_vision(self) -> Tensor:
-        """A zero that gives the tower a gradient of zero, which every rank must have in every step."""
-        _, (bank,) = self.drafter.encode([Prompt("", (Image.new("RGB", (64, 64)),))])
-        return 0.0 * torch.stack([rows.sum() for rows in (bank.tokens, *bank.deepstack)]).sum()
-
-    def _recall(
-        self, memory: dict[str, T], examples: list[Example], make: Callable[[list[Example]], list[T]]
-    ) -> list[T]:
-        """Values of all examples, made in one go where they are not remembered."""
-        if not self.options.remember:
-            return make(examples)
-        if not all(example.prompt.id for example in examples):
-            raise ValueError(
-                "remember needs prompts with an id of their own; name them or set remember false."
-            )
-        if new := [example for example in examples if example.prompt.id not in memory]:
-            memory.update((e.prompt.id, value) for e, value in zip(new, make(new), strict=True))
-        return [memory[example.prompt.id] for example in examples]
-
-    def block_attention(
-        self, lessons: Sequence[Lesson | CachedLesson], texts: Texts, anchors: Tensor
-    ) -> Tensor:
-        """Verifier attention to each bank token [B, A, N], averaged over the block behind each anchor."""
-        result = torch.zeros(*anchors.shape, texts.bank.shape[1], device=anchors.device)
-        for row, (lesson, bank) in enumerate(zip(lessons, texts.banks, strict=True)):
-            attention = resample(lesson.attention, lesson.grids, bank.grids).float()
-            total = torch.nn.functional.pad(attention.cumsum(0), (0, 0, 1, 0))
-            start = anchors[row]
-            end = (start + self.block_size).clamp_max(len(attention))
-            mean = (total[end] - total[start]) / (end - start)[:, None]
-            result[row, :, : attention.shape[1]] = mean
-        return result
+        return recalled(self.learnt if self.options.remember else None, examples, learn)
 
     def decode(self, batch: Batch) -> list[Generation]:
         """Answers a batch by speculative decoding with the drafter as it is."""

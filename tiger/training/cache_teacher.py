@@ -16,6 +16,7 @@ from data_modules.loader import ResumableLoader
 from tiger.training.kd_warm_start import KDWarmStart
 from tiger.training.lightning_cli import TigerCLI
 from tiger.training.teacher_cache import (
+    TOP_K,
     CacheSettings,
     condense,
     serialize,
@@ -33,7 +34,7 @@ class CacheTeacherCLI(TigerCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Adds the options of the cache."""
         super().add_arguments_to_parser(parser)
-        parser.add_argument("--top_k", type=int, default=64, help="Tokens kept at each answer position.")
+        parser.add_argument("--top_k", type=int, default=TOP_K, help="Tokens kept at each answer position.")
         parser.add_argument("--shard_size", type=int, default=256, help="Examples per file.")
 
 

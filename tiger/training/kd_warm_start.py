@@ -12,6 +12,7 @@ from torch import Tensor
 from data_modules.collate import Batch
 from tiger.drafting.blocks import Texts, read_blocks, route
 from tiger.training.base import DraftTask
+from tiger.training.block_attention import block_attention
 from tiger.training.losses import DIVERGENCES, LossName, chunked, guidance
 from tiger.training.ranks import global_mean
 from tiger.training.teacher_cache import CachedLesson, CacheSettings, TeacherCache, check_cache, coarse
@@ -65,7 +66,7 @@ class KDWarmStart(DraftTask):
             loader.identity,
             float(options.temperature),
             top_k,
-            (options.guidance_layers, float(options.guidance_power)) if options.guidance_weight else None,
+            (options.guidance_layers, float(options.guidance_power)) if self.is_guided else None,
             len(loader.dataset),
             shard_size,
         )
@@ -74,9 +75,10 @@ class KDWarmStart(DraftTask):
         """Scores the blocks behind all anchors in one pass and imitates the verifier there."""
         texts = self.texts(batch.examples)
         lessons = self._cached(batch) if self.options.teacher_cache else self.lessons(batch.examples)
-        anchors = self.anchors(batch.examples, self.generators(batch.examples, batch_idx))
-        routes = route(self.drafter, texts, anchors)
-        sizes = [len(lesson.attention) for lesson in lessons]
+        generators = self.generators(batch.examples, batch_idx)
+        anchors = self.anchors(batch.examples, generators)
+        routes = route(self.drafter, texts, anchors, generators)
+        sizes = [len(example.response) for example in batch.examples]
         blocks, valid = answer_blocks(texts, sizes, anchors, self.block_size)
         hidden = read_blocks(self.drafter, texts, routes, blocks[:, :, None], valid[:, :, None])[:, :, 0]
         teacher = [
@@ -92,8 +94,8 @@ class KDWarmStart(DraftTask):
         if self.options.ce_weight:
             self.log("loss/ce", ce, batch_size=size, sync_dist=True)
             loss = loss + self.options.ce_weight * ce
-        if self.options.guidance_weight and self.drafter.selector == "routed":
-            attention = self.block_attention(lessons, texts, anchors)
+        if self.is_guided:
+            attention = block_attention(lessons, texts, anchors, self.block_size)
             guide = guidance(routes.scores, attention).mean()
             self.log("loss/guidance", guide, batch_size=size, sync_dist=True)
             loss = loss + self.options.guidance_weight * guide

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 
 from tiger.backbones.base import Backbone, Prompt, assemble
-from tiger.backbones.branches import Branches, additive
+from tiger.backbones.branches import Branches, additive, fork
 from tiger.backbones.grids import Grid
 
 
@@ -22,13 +23,13 @@ class Lesson:
     Attributes:
         hidden: Hidden states [R, D] at the answer's tokens; entry r predicts token r + 1.
         attention: Attention [R, N] of each answer token to the visual tokens, raised to a power and averaged
-            over heads and layers.
+            over heads and layers; None where nothing is guided.
         grids: Grids that N runs over.
         judgement: Names of the attributes that say what the verifier would have said.
     """
 
     hidden: Tensor
-    attention: Tensor
+    attention: Tensor | None
     grids: tuple[Grid, ...]
     judgement = ("hidden",)
 
@@ -51,13 +52,48 @@ class Prefixes:
     next_positions: Tensor
     hidden: Tensor
 
+    def rows(self) -> list[Prefixes]:
+        """Each row alone, copied and without padding, to be remembered."""
+        assert self.cache is not None
+        return [self._row(self.cache, row, lesson) for row, lesson in enumerate(self.lessons)]
+
+    def _row(self, cache: DynamicCache, row: int, lesson: Lesson) -> Prefixes:
+        own, end = slice(row, row + 1), int(self.starts[row]) + len(lesson.hidden)
+        alone = fork(cache)
+        for layer in alone.layers:
+            layer.keys = layer.keys[own, :, :end].clone()
+            layer.values = layer.values[own, :, :end].clone()
+        hidden = self.hidden[own, :end].clone()
+        return Prefixes([lesson], alone, self.starts[own], self.next_positions[own], hidden)
+
+    @staticmethod
+    def join(parts: Sequence[Prefixes]) -> Prefixes:
+        """A batch of remembered rows."""
+        caches = [part.cache for part in parts if part.cache is not None]
+        joined = fork(caches[0])
+        for index, layer in enumerate(joined.layers):
+            layer.keys = _stack([cache.layers[index].keys for cache in caches])
+            layer.values = _stack([cache.layers[index].values for cache in caches])
+        return Prefixes(
+            [lesson for part in parts for lesson in part.lessons],
+            joined,
+            torch.cat([part.starts for part in parts]),
+            torch.cat([part.next_positions for part in parts]),
+            pad_sequence([part.hidden[0] for part in parts], batch_first=True),
+        )
+
+
+def _stack(rows: Sequence[Tensor]) -> Tensor:
+    """Keys or values [1, H, T, head_dim] of several rows as one batch, padded on the right."""
+    return pad_sequence([row[0].transpose(0, 1) for row in rows], batch_first=True).transpose(1, 2)
+
 
 class Teacher:
     """Runs the verifier without gradients.
 
     Args:
         backbone: The verifier.
-        guidance_layers: Last layers whose attention guides the router.
+        guidance_layers: Last layers whose attention guides the router; 0 where nothing is guided.
         guidance_power: Exponent of each head's attention before heads and layers are averaged.
     """
 
@@ -66,7 +102,7 @@ class Teacher:
         self.guidance_layers, self.guidance_power = guidance_layers, guidance_power
 
     def read(self, prompts: Sequence[Prompt], answers: Sequence[Tensor]) -> list[Lesson]:
-        """Reads whole answers, with attention."""
+        """Reads whole answers."""
         return self._read(prompts, answers, None).lessons
 
     def prefixes(self, prompts: Sequence[Prompt], answers: Sequence[Tensor]) -> Prefixes:
@@ -81,16 +117,20 @@ class Teacher:
         banks = self.backbone.encode(inputs)
         embed = self.backbone.embed
         batch = assemble(inputs, banks, [embed(x.ids) for x in inputs], None, [embed(a) for a in answers])
-        hidden, attention = self.backbone.run_with_attention(
-            batch, self.guidance_layers, self.guidance_power, cache
-        )
+        attention: Tensor | None = None
+        if self.guidance_layers:
+            hidden, attention = self.backbone.run_with_attention(
+                batch, self.guidance_layers, self.guidance_power, cache
+            )
+        else:
+            hidden = self.backbone.run_assembled(batch, cache)
         lessons = []
         for row, (answer, bank) in enumerate(zip(answers, banks, strict=True)):
             end = batch.lengths[row]
             span = slice(end - len(answer), end)
-            visual = batch.visual[row]
+            seen = None if attention is None else attention[row, span][:, batch.visual[row]]
             # A copy, since a lesson that is remembered would keep the whole batch alive.
-            lessons.append(Lesson(hidden[row, span].clone(), attention[row, span][:, visual], bank.grids))
+            lessons.append(Lesson(hidden[row, span].clone(), seen, bank.grids))
         device = hidden.device
         sizes = torch.tensor([len(answer) for answer in answers], device=device)
         starts = torch.tensor(batch.lengths, device=device) - sizes

@@ -23,6 +23,7 @@ from tiger.backbones.grids import Grid
 from tiger.training.teacher import Lesson
 
 SETTINGS = "settings.json"
+TOP_K = 64  # tokens kept at each answer position, unless another number is asked for
 PARTS = ("log_p", "ids", "tail", "attention", "grids")
 LEAST_TAIL = 1e-9  # the logarithm of nothing is no number
 
@@ -87,7 +88,8 @@ def condense(lesson: Lesson, logits: Tensor, settings: CacheSettings) -> dict[st
     log_p = (logits.float() / settings.temperature).log_softmax(-1)
     top = log_p.topk(settings.top_k, dim=-1)
     tail = log_p.double().exp().scatter(-1, top.indices, 0.0).sum(-1)
-    attention = lesson.attention if settings.guidance else lesson.attention[:, :0]
+    unseen = log_p.new_zeros(len(log_p), 0)
+    attention = unseen if settings.guidance is None or lesson.attention is None else lesson.attention
     return {
         "log_p": top.values.clamp_min(-6e4).half(),  # within its range
         "ids": top.indices.int(),
