@@ -196,17 +196,17 @@ def test_kd_in_alignment_counts_where_the_draft_is_still_alive(pair):
 
 @pytest.mark.parametrize("objective", ["overlap", "policy"])
 def test_alignment_learns_the_draft_temperature(pair, objective):
-    # The reward asks a copy of the verifier that drafts too boldly to become it again.
+    # The reward asks a copy of the verifier that drafts too boldly to be itself again.
     options = {"layout": "inline", "selector": "full", "block_size": 1, "group_size": 8, "num_anchors": 4}
-    options |= {"guidance_weight": 0.0, "beta": 0.0, "objective": objective, "temperature_lr": 0.1}
-    built = task((pair[0], pair[0]), "align", optimizer=partial(torch.optim.SGD, lr=0.0), **options)
+    options |= {"guidance_weight": 0.0, "beta": 0.0, "objective": objective, "temperature_lr": 0.2}
+    built = task((pair[1], pair[1]), "align", optimizer=partial(torch.optim.SGD, lr=0.0), **options)
     built.drafter.log_draft_temperature.data.fill_(-0.7)
     optimizer = built.configure_optimizers()["optimizer"]
-    assert [group["lr"] for group in optimizer.param_groups] == [0.0, 0.1]
+    assert [group["lr"] for group in optimizer.param_groups] == [0.0, 0.2]
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.0, 0.0]
-    for index in range(25):
+    for index in range(12):
         optimizer.zero_grad()
-        built.training_step(batch(2), index).backward()
+        built.training_step(batch(1), index).backward()
         optimizer.step()
     assert built.drafter.draft_temperature == pytest.approx(1.0, abs=0.2)
 

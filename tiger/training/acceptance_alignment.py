@@ -54,8 +54,8 @@ class AcceptanceAlignment(DraftTask):
 
     Raises:
         ValueError: If a group has too few blocks to be compared, if blocks cannot stop early without
-            changing the loss, if adapters have dropout, which would score other drafts than were sampled, or if training
-            runs in pure half precision, where updates of this size vanish.
+            changing the loss, if adapters have dropout, which would score other drafts than were sampled, or
+            if training runs in pure half precision, where updates of this size vanish.
     """
 
     def __init__(
