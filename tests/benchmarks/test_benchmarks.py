@@ -1,5 +1,6 @@
 """The measuring scripts at toy size: their checks, not their times."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -7,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from data_modules.synthetic.world import generate
+from tiger.decoding.records import Generation
 from tiger.evaluation.prompts import load_prompts
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -15,6 +18,86 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 @pytest.fixture
 def scripts(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+
+def run(monkeypatch, name, *options, **quick):
+    """Runs a script as `make bench` does, at other sizes where it has a table of them."""
+    script = importlib.import_module(name)
+    if quick:
+        assert quick.keys() == script.QUICK.keys()
+        monkeypatch.setattr(script, "QUICK", quick)
+    monkeypatch.setattr(sys, "argv", [name, "--quick", *options])
+    script.main()
+
+
+JSON_LINES = {
+    "kd_throughput": (["--num_anchors", "2"], {"num_examples": 2, "repeats": 1}, "anchors remembered_ratio"),
+    "loss_memory": ([], {"counts": (16, 32), "max_elements": 2**20}, "growth"),
+    "rollout_throughput": (
+        ["--num_anchors=2", "--group_size=2", "--block_size=6", "--rollout_chunk=2"],
+        {"num_examples": 2, "repeats": 1},
+        "step_ratio accepted",
+    ),
+    "teacher_cache": (["--top_k", "16"], {"num_examples": 2, "repeats": 1}, "top_k gradient"),
+}
+
+
+@pytest.mark.parametrize("name", JSON_LINES)
+def test_a_script_ends_with_a_line_of_json(scripts, monkeypatch, capsys, name):
+    options, quick, more = JSON_LINES[name]
+    run(monkeypatch, name, "--json", *options, **quick)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 1, "the table is missing"
+    found = json.loads(lines[-1])
+    assert found.keys() == {"ratio", "equal", *more.split()}
+    assert found["equal"] is True
+    assert found["ratio"] > 0
+
+
+def test_round_overhead_ends_with_a_line_of_json(scripts, monkeypatch, capsys):
+    import round_overhead
+
+    monkeypatch.setattr(round_overhead, "load_prompts", lambda name, count: load_prompts(name, 2))
+    with pytest.raises(SystemExit) as stop:
+        run(monkeypatch, "round_overhead", "--json", "--max_new_tokens", "8")
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found.keys() == {"ratio", "equal", "outside_model_calls", "curve"}
+    assert found["equal"] is True
+    assert [row["batch"] for row in found["curve"]] == [1, 8, 16]
+    assert bool(stop.value.code) == (found["outside_model_calls"] > round_overhead.LIMIT)
+
+
+def test_decoding_speed_compares_equal_answers(scripts, monkeypatch, capsys, tmp_path):
+    file, quick = tmp_path / "speed.json", {"num_prompts": 1, "repeats": 1}
+    run(monkeypatch, "decoding_speed", "--max_new_tokens", "8", "--json", str(file), **quick)
+    found, table = json.loads(file.read_text()), capsys.readouterr().out
+    assert found["settings"]["max_new_tokens"] == 8
+    assert found["results"].keys() == {"transformers", "autoregressive", "tiger"}
+    assert all(row["tokens_per_second"] > 0 for row in found["results"].values())
+    assert all(name in table for name in found["results"])
+    assert found["results"]["autoregressive"]["speedup"] == 1
+    module = importlib.import_module("decoding_speed")
+    monkeypatch.setattr(module, "transformers_generate", lambda *args: lambda prompts: [Generation("", [1])])
+    with pytest.raises(RuntimeError, match=r"The answers to .* differ"):
+        run(monkeypatch, "decoding_speed", "--max_new_tokens", "8", **quick)
+
+
+def test_world_throughput_measures_every_kind(scripts, monkeypatch, capsys):
+    import world_throughput
+
+    monkeypatch.setattr(world_throughput, "generate", lambda seed, kind=None: generate(seed % 2, kind))
+    run(monkeypatch, "world_throughput")
+    rows = capsys.readouterr().out.splitlines()[1:]
+    assert [row.split()[0] for row in rows] == [*world_throughput.KINDS, "mixture"]
+
+
+def test_make_bench_runs_scripts_that_take_its_flags(scripts, monkeypatch, capsys):
+    for path in BENCHMARKS.glob("*.py"):
+        monkeypatch.setattr(sys, "argv", [path.name, "--help"])
+        with pytest.raises(SystemExit) as stop:
+            importlib.import_module(path.stem).main()
+        assert stop.value.code == 0
+        assert "--quick" in capsys.readouterr().out, path.name
 
 
 def test_gpu_check_at_toy_size(tmp_path):

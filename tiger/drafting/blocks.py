@@ -142,7 +142,7 @@ def route(
         count = min(drafter.num_routed, scores.shape[-1])
         rows = ranking.topk(count, dim=-1).indices.sort(-1).values
         return Routes(anchors, rows, scores.gather(2, rows) > float("-inf"), scores)
-    sources = generators or [None] * len(texts.banks)
+    sources: Sequence[torch.Generator | None] = generators or [None] * len(texts.banks)
     chosen = [
         [
             select(drafter.selector, ranking[b, a, : len(bank)], bank.tokens, drafter.num_routed, source)

@@ -137,9 +137,9 @@ def benchmark(
                     "temperature": temperature,
                     "batch_size": batch_size,
                     "speed_dataset": speed_dataset or dataset,
+                    "device": str(place),
                 }
                 settings = {"block_size": bench.block_size_of(name, temperature), "num_threads": num_threads}
-                settings["device"] = str(place)
                 acceptance = _acceptance(answers[name], seed)
                 exact = _exact(answers[name], answers[BASELINE]) if temperature == 0 else None
                 cells.append(where | acceptance | _speed(timings, name) | {"exact": exact} | settings)
