@@ -45,7 +45,10 @@ def test_vqa_accuracy_equals_the_reference(case):
 
 def test_vqa_normaliser_changes_the_score_and_is_reported():
     answers = ["it's", "it's", "it's", "it 's"]
-    assert [vqa.VqaAccuracy(name).score("it 's", reference(*answers)) for name in vqa.NORMALISERS] == [100, 25]
+    assert [vqa.VqaAccuracy(name).score("it 's", reference(*answers)) for name in vqa.NORMALISERS] == [
+        100,
+        25,
+    ]
     assert vqa.VqaAccuracy("vlmeval").settings() == {"normaliser": "vlmeval"}
 
 
@@ -110,7 +113,13 @@ def test_exact_match_ignores_case_and_punctuation(text, points):
 
 @pytest.mark.parametrize(
     ("answer", "yes"),
-    [("Yes", True), ("no", False), ("No, there is none.", False), ("There is not", False), ("Yes. No.", True)],
+    [
+        ("Yes", True),
+        ("no", False),
+        ("No, there is none.", False),
+        ("There is not", False),
+        ("Yes. No.", True),
+    ],
 )
 def test_pope_reads_the_first_sentence(answer, yes):
     assert says_yes(answer) is yes
@@ -118,7 +127,9 @@ def test_pope_reads_the_first_sentence(answer, yes):
 
 def test_pope_figures_by_hand():
     answers = [("yes", "yes"), ("yes", "no"), ("no", "no"), ("no", "yes"), ("yes", "yes")]
-    rows = [(given, reference(wanted, id=str(i), group="random")) for i, (given, wanted) in enumerate(answers)]
+    rows = [
+        (given, reference(wanted, id=str(i), group="random")) for i, (given, wanted) in enumerate(answers)
+    ]
     result = measure(Pope(), rows)
     assert list(result) == ["accuracy", "precision", "recall", "f1", "yes_ratio"] + [
         f"{name}/random" for name in ("accuracy", "precision", "recall", "f1", "yes_ratio")
