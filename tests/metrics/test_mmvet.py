@@ -20,6 +20,8 @@ PROSE = "The man in the picture is about to hit the ball with his bat."
         ("a Red bus", "red<OR>blue", 1),
         ("red and round", "red <AND> round <AND> big <AND> old", 0.5),
         ("x = 4", "x = -1 <AND> x = -5 <OR> x = 4", 1),
+        ("x = 1", "x = -1", 0),
+        ("5-1", "1", 1),
         ("predator", "red", 0),
         ("", "red", 0),
         (PROSE, PROSE, 1),
@@ -119,13 +121,13 @@ def test_an_answer_without_a_grade_is_counted(serve):
 
 def test_a_judge_that_gives_no_reply_is_an_error(serve):
     refused = serve((401, "bad key"))
-    with pytest.raises(ValueError, match="gave no reply .HTTP 401: bad key.. Check endpoint, model and key"):
+    with pytest.raises(ValueError, match=r"gave no reply .HTTP 401: bad key.. Check endpoint, model and key"):
         Judge(refused.endpoint, "m", "", wait=0).grade("q", "r", "a")
     assert len(refused.requests) == 1, "a refused request is not repeated"
     odd = serve((200, "{}"), (200, "no json"))
     with pytest.raises(ValueError, match="the reply has no message"):
         Judge(odd.endpoint, "m", "", retries=1, wait=0).grade("q", "r", "a")
-    with pytest.raises(ValueError, match="at http://127.0.0.1:9 gave no reply"):
+    with pytest.raises(ValueError, match=r"at http://127\.0\.0\.1:9 gave no reply"):
         Judge("http://127.0.0.1:9", "m", "", retries=0).grade("q", "r", "a")
 
 

@@ -39,16 +39,16 @@ def _part(given: list[str], wanted: list[str]) -> float:
 
 def _words(text: str) -> list[str]:
     """Lower-case words; numbers without thousands separators and trailing zeros."""
-    words = re.findall(r"\d+(?:,\d{3})*(?:\.\d+)?|[^\W\d_]+", text.lower())
-    return [f"{float(word.replace(',', '')):.12g}" if word[0].isdecimal() else word for word in words]
+    words = re.findall(r"(?:(?<!\w)-)?\d+(?:,\d{3})*(?:\.\d+)?|[^\W\d_]+", text.lower())
+    return [f"{float(word.replace(',', '')):.12g}" if word[-1].isdecimal() else word for word in words]
 
 
 class MMVet(TaskMetric):
     """MM-Vet (Yu et al. 2023): mean grade, overall and by capability (`group`, such as "ocr,math").
 
-    The published scores are grades of GPT-4 under the benchmark's own prompt: get them by
-    `official_answers` and the official grader. Here the headline says what graded: `rule_proxy`, or `judge` for a model of your choice
-    under our own instruction. Neither compares with published scores.
+    The published scores are grades of GPT-4 under the benchmark's own prompt: give `official_answers` to the
+    official grader to get them. Here the headline says what graded: `rule_proxy`, or `judge` for a model of
+    your choice under our own instruction. Neither compares with published scores.
 
     Args:
         judge: Grades the answers; None for the rule proxy.

@@ -87,19 +87,13 @@ def java_words(captions: Sequence[str]) -> list[list[str]]:
     jar = java_jar()
     if jar is None:
         raise ValueError(
-            "The tokenizer 'java' needs Java on the path and the package pycocoevalcap, which brings its jar. "
-            "Install both (pip install pycocoevalcap), or choose the tokenizer 'python'."
+            "The tokenizer 'java' needs Java on the path and the package pycocoevalcap, which brings its "
+            "jar. Install both (pip install pycocoevalcap), or choose the tokenizer 'python'."
         )
-    command = [
-        "java",
-        "-cp",
-        str(jar),
-        "edu.stanford.nlp.process.PTBTokenizer",
-        "-preserveLines",
-        "-lowerCase",
-    ]
     if not captions:
         return []
+    tokenizer = "edu.stanford.nlp.process.PTBTokenizer"
+    command = ["java", "-cp", str(jar), tokenizer, "-preserveLines", "-lowerCase"]
     lines = "\n".join(" ".join(caption.split()) for caption in captions)
     done = subprocess.run(command, input=lines, capture_output=True, encoding="utf-8")
     words = done.stdout.split("\n")[: len(captions)]
