@@ -58,6 +58,10 @@ class TaskMetric(Metric, ABC):
     def score(self, prediction: str, reference: Reference) -> float | None:
         """Points of one answer, 0 to 100; None where only a whole set has a score."""
 
+    def groups(self, reference: Reference) -> Sequence[str]:
+        """What a sample is also reported under."""
+        return [reference.group] if reference.group else []
+
     def settings(self) -> dict[str, str]:
         """What the figures depend on beside the answers, to stand next to them in a report."""
         return {}
@@ -92,13 +96,14 @@ class TaskMetric(Metric, ABC):
         Raises:
             ValueError: If there are none, or two samples share an id.
         """
-        if not self.samples or not (state := dim_zero_cat(self.samples)).numel():
-            raise ValueError("No answer was added; there is nothing to score.")
+        state = dim_zero_cat(self.samples) if len(self.samples) else torch.empty(0, dtype=torch.uint8)
         found: dict[str, str] = {}
-        for line in bytes(state.cpu().numpy()).decode("ascii").splitlines():
+        for line in bytes(state.cpu().numpy()).decode().splitlines():
             name = json.loads(line)[1]["id"]
             if found.setdefault(name, line) != line:
                 raise ValueError(f"Two different samples have the id {name!r}; ids must differ within a set.")
+        if not found:
+            raise ValueError("No answer was added; there is nothing to score.")
         rows = (json.loads(found[name]) for name in sorted(found))
         return [(text, Reference(**{**row, "answers": tuple(row["answers"])})) for text, row in rows]
 
@@ -108,9 +113,15 @@ class TaskMetric(Metric, ABC):
         Raises:
             ValueError: If there are no answers.
         """
-        scores: dict[str, list[float]] = {self.headline: []}
+        scores: list[float] = []
+        groups: dict[str, list[float]] = {}
         for prediction, reference in self.gathered():
-            points = self.score(prediction, reference) or 0.0
-            for name in (self.headline, f"{self.headline}/{reference.group}")[: 1 + bool(reference.group)]:
-                scores.setdefault(name, []).append(points)
-        return {name: sum(points) / len(points) for name, points in scores.items()}
+            points = self.score(prediction, reference)
+            assert points is not None, "a metric without points of one sample needs its own compute"
+            scores.append(points)
+            for group in self.groups(reference):
+                groups.setdefault(group, []).append(points)
+        result = {self.headline: sum(scores) / len(scores)}
+        for group, points_of_group in sorted(groups.items()):
+            result[f"{self.headline}/{group}"] = sum(points_of_group) / len(points_of_group)
+        return result
