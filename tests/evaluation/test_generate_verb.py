@@ -1,9 +1,11 @@
 import inspect
 
 import pytest
+import torch
 from helpers import agreeing_drafter, hf_generate, prompts, save_backbone, tiny_backbone
 
 from tiger.backbones.base import Prompt
+from tiger.backbones.loading import choose_device
 from tiger.backbones.videos import load_video
 from tiger.decoding.autoregressive import AutoregressiveDecoder
 from tiger.drafting.saving import save_drafter
@@ -29,6 +31,7 @@ def ask(pair, **changes):
         "drafter": str(pair / "drafter"),
         "block_size": 4,
         "max_new_tokens": 12,
+        "device": "cpu",
     }
     return generate(**settings | changes)
 
@@ -42,6 +45,32 @@ def test_streamed_text_is_the_verifiers_own(pair, capsys):
     assert f"{len(answer.rounds)} rounds · AccLen" in output
     assert "x autoregressive speed" in output
     assert "rounds" not in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_steps_are_compiled_if_asked_for(pair, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda function, **options: compiled.append(options) or function)
+    plain = ask(pair)
+    assert not compiled
+    assert ask(pair, compile_drafter=True).tokens == plain.tokens
+    assert compiled == [{"mode": "default"}]
+
+
+def test_devices_by_name(pair, monkeypatch):
+    assert choose_device("cpu").type == "cpu"
+    for name in ("gpu", "cuda:x", "mps", ""):
+        with pytest.raises(ValueError, match=f"device is '{name}'; choose cpu, cuda, cuda:N, or null"):
+            choose_device(name)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device(None).type == "cpu"
+    with pytest.raises(ValueError, match="device is 'cuda', but torch sees 0 CUDA devices here"):
+        ask(pair, device="cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert choose_device(None) == torch.device("cuda")
+    assert choose_device("cuda:1") == torch.device("cuda:1")
+    with pytest.raises(ValueError, match="device is 'cuda:2', but torch sees 2"):
+        choose_device("cuda:2")
 
 
 def test_trace_is_written(pair, tmp_path, capsys):

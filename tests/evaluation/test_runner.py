@@ -48,6 +48,7 @@ def run(pair, output, **changes):
         "max_new_tokens": 12,
         "output": output,
         "num_threads": None,
+        "device": "cpu",
     }
     return benchmark(**settings | changes)
 
@@ -187,6 +188,7 @@ def test_a_retrained_drafter_is_decoded_again(done, pair, tmp_path, monkeypatch)
         ({"block_sizes": {"tigre": 4}}, "block_sizes names tigre"),
         ({"batch_sizes": [0]}, "must be one or more"),
         ({"num_threads": 0}, "num_threads is 0"),
+        ({"device": "cuda:99"}, "device is 'cuda:99', but torch sees"),
         ({"dataset": "imagenet"}, "Unknown data set 'imagenet'; choose one of synthetic"),
         ({"num_prompts": 0}, "num_prompts is 0"),
         ({"speed_repeats": 0, "temperatures": [0.0], "decoders": {}}, "0 repeats"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -61,6 +62,7 @@ def load_backbone(
     dtype: str = "float32",
     attention: str = "sdpa",
     quantization: Quantization | None = None,
+    device: torch.device | str = "cpu",
 ) -> Backbone:
     """Loads a model and its processor, in evaluation mode; reads safetensors only and runs no remote code.
 
@@ -70,7 +72,8 @@ def load_backbone(
         dtype: Name of a torch dtype.
         attention: Attention implementation of transformers.
         quantization: Stores the language model's weights in 4 or 8 bits, by bitsandbytes; it then stands on
-            the current GPU, if there is one.
+            the current GPU, if there is one, whatever `device` says.
+        device: Where the weights go.
 
     Raises:
         FileNotFoundError: If a folder is missing or lacks the model's files.
@@ -89,7 +92,31 @@ def load_backbone(
         use_safetensors=True,
         quantization_config=config,
     )
-    return backbone_class(model, load_processor(folder)).eval()
+    backbone = backbone_class(model, load_processor(folder)).eval()
+    return backbone if quantization else backbone.to(device)
+
+
+def choose_device(name: str | None) -> torch.device:
+    """The device of a name.
+
+    Args:
+        name: cpu, cuda or cuda:N; None takes a GPU if there is one.
+
+    Raises:
+        ValueError: If the name is another one, or there is no such device.
+    """
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name is None:
+        return torch.device("cuda" if count else "cpu")
+    if re.fullmatch(r"cpu|cuda(:\d+)?", name) is None:
+        raise ValueError(f"device is {name!r}; choose cpu, cuda, cuda:N, or null for a GPU if there is one.")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise ValueError(
+            f"device is {name!r}, but torch sees {count} CUDA devices here. Choose another, cpu, or null; "
+            "on a machine with a GPU, check its driver and that torch was installed with CUDA."
+        )
+    return device
 
 
 def load_processor(folder: Path) -> Any:

@@ -35,8 +35,18 @@ class Reader:
         rows: Sequence[Tensor],
         reserve: int,
         answers: Sequence[list[int]] | None = None,
+        multiple: int = 1,
     ) -> tuple[Reader, Tensor]:
         """Reads prompts with the given bank rows at the image's place, and the answers so far.
+
+        Args:
+            backbone: The model that reads.
+            inputs: The prompts.
+            banks: Their visual banks.
+            rows: Bank rows to show per request.
+            reserve: Tokens per row to keep room for.
+            answers: Decided tokens of each row.
+            multiple: The size of the cache is rounded up to a multiple of so many tokens.
 
         Returns:
             The reader, and the hidden state [B, D] of each row's last token.
@@ -47,7 +57,8 @@ class Reader:
             backbone.embed(torch.tensor(a, dtype=torch.long, device=device)) for a in answers or ()
         ] or None
         batch = assemble(inputs, banks, texts, rows, suffixes)
-        cache = backbone.new_cache(len(inputs), max(batch.lengths) + reserve)
+        capacity = -(-(max(batch.lengths) + reserve) // multiple) * multiple
+        cache = backbone.new_cache(len(inputs), capacity)
         hidden = backbone.run_assembled(batch, cache)
         cache.commit(batch.lengths)
         last = torch.tensor(batch.lengths, device=device) - 1

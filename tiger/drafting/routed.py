@@ -13,6 +13,7 @@ from tiger.backbones.base import Backbone, ModelInputs, Prompt, VisualBank
 from tiger.decoding.acceptance import Sampling, draw
 from tiger.decoding.records import PhaseTimer
 from tiger.drafting.base import TokenTree
+from tiger.drafting.compiled import ROOM, CompiledSteps
 from tiger.drafting.reader import Reader
 from tiger.routing.router import Router
 from tiger.routing.selectors import SelectorName, select
@@ -87,6 +88,20 @@ class RoutedDrafter(nn.Module):
         self.backbone = backbone
         self.router = Router(backbone.hidden_size)
         self.selector, self.layout, self.query, self.num_routed = selector, layout, query, num_routed
+        self.compiled: CompiledSteps | None = None
+
+    def compile_steps(self) -> None:
+        """Drafts with compiled steps from now on; to be called where the drafter is going to run.
+
+        Raises:
+            ValueError: If what torch compiles with is missing.
+        """
+        self.compiled = CompiledSteps(self.backbone)
+
+    @property
+    def _multiple(self) -> int:
+        """What the size of a cache is a multiple of."""
+        return 1 if self.compiled is None else ROOM
 
     def context_rows(self, banks: Sequence[VisualBank]) -> list[Tensor]:
         """Bank rows that stand in the text of the routing query: the global token, or none."""
@@ -111,7 +126,8 @@ class RoutedDrafter(nn.Module):
         )
         if self.layout == "suffix" or self.selector == "routed":
             room = reserve + max(map(len, banks)) + 1
-            state.text, _ = Reader.begin(self.backbone, inputs, banks, self.context_rows(banks), room)
+            context = self.context_rows(banks)
+            state.text, _ = Reader.begin(self.backbone, inputs, banks, context, room, multiple=self._multiple)
         return state
 
     def commit(self, state: RoutedState, decided: list[list[int]]) -> None:
@@ -217,7 +233,7 @@ class RoutedDrafter(nn.Module):
         else:
             answers = state.answers
             state.block, hidden = Reader.begin(
-                self.backbone, state.inputs, state.banks, rows, state.reserve, answers
+                self.backbone, state.inputs, state.banks, rows, state.reserve, answers, self._multiple
             )
             state.shown = rows
         return state.block, hidden, []
@@ -225,7 +241,10 @@ class RoutedDrafter(nn.Module):
     def _draft(self, state: RoutedState, reader: Reader, hidden: Tensor, block_size: int) -> TokenTree:
         """Draws a chain token by token; `reader` stands behind the root."""
         tokens, probabilities = [], []
-        read = reader.chain(self.backbone, block_size - 1)
+        if self.compiled is None:
+            read = reader.chain(self.backbone, block_size - 1)
+        else:
+            read = self.compiled.chain(reader, block_size - 1)
         for step in range(block_size):
             logits = self.backbone.logits(hidden)
             if state.sampling.is_greedy:

@@ -40,6 +40,8 @@ class Decoders:
         seed: Seed of sampling.
         dtype: Name of a torch dtype.
         verifier_quantization: Bits of the verifier's weights, see `load_backbone`.
+        device: Where to compute.
+        compile_drafter: Whether the drafters' steps are compiled.
     """
 
     verifier: str
@@ -54,6 +56,8 @@ class Decoders:
     seed: int = 0
     dtype: str = "float32"
     verifier_quantization: Quantization | None = None
+    device: str = "cpu"
+    compile_drafter: bool = False
     _backbone: Backbone | None = None
     _loaded: dict[str, RoutedDrafter] = field(default_factory=dict)
 
@@ -70,7 +74,7 @@ class Decoders:
             ValueError: If drafter and verifier have different tokenizers.
         """
         self._backbone = self._backbone or load_backbone(
-            self.verifier, self.dtype, quantization=self.verifier_quantization
+            self.verifier, self.dtype, quantization=self.verifier_quantization, device=self.device
         )
         path, sampling = self.drafters[name], Sampling(temperature)
         block_size = self.block_size_of(name, temperature)
@@ -78,6 +82,8 @@ class Decoders:
             return AutoregressiveDecoder(self._backbone, self.max_new_tokens, sampling, self.seed)
         if path not in self._loaded:
             self._loaded[path] = load_drafter(path, self.dtype).to(self._backbone.device)
+            if self.compile_drafter:
+                self._loaded[path].compile_steps()
         return SpeculativeDecoder(
             self._backbone, self._loaded[path], block_size, self.max_new_tokens, sampling, self.seed
         )
@@ -93,6 +99,8 @@ class Decoders:
             "seed": self.seed,
             "dtype": self.dtype,
             **({"quantization": self.verifier_quantization} if self.verifier_quantization else {}),
+            **({"device": self.device} if self.device != "cpu" else {}),
+            **({"compiled": True} if self.compile_drafter else {}),
             "prompts": [prompt.id for prompt in self.prompts],
         }
 

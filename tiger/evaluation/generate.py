@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tiger.backbones.base import Prompt
 from tiger.backbones.images import load_image
-from tiger.backbones.loading import Quantization, load_backbone
+from tiger.backbones.loading import Quantization, choose_device, load_backbone
 from tiger.backbones.videos import load_video
 from tiger.decoding.acceptance import Sampling
 from tiger.decoding.autoregressive import AutoregressiveDecoder
@@ -42,6 +42,8 @@ def generate(
     dtype: str = "float32",
     num_threads: int | None = None,
     verifier_quantization: Quantization | None = None,
+    device: str | None = None,
+    compile_drafter: bool = False,
 ) -> Generation:
     """Answers a question about images and videos; the text appears as rounds complete, then what it took.
 
@@ -66,6 +68,8 @@ def generate(
         dtype: Name of a torch dtype.
         num_threads: Threads of torch; null for its own choice.
         verifier_quantization: Store the verifier's weights in 4 or 8 bits; needs the extra `quantization`.
+        device: Where to compute: cpu, cuda or cuda:N; null for a GPU if there is one.
+        compile_drafter: Compile the drafter's steps, which takes a while before the first token.
 
     Returns:
         The answer with its round records.
@@ -73,9 +77,10 @@ def generate(
     Raises:
         FileNotFoundError: If an image, a video or a model folder is missing.
         ValueError: If there is neither image nor video, one cannot be read, the verifier's family reads no
-            videos, or a setting is out of range.
+            videos, the device is not there, or a setting is out of range.
     """
     limit_threads(num_threads)
+    place = choose_device(device)
     pictures, films = _paths(images), _paths(videos)
     if not pictures + films:
         raise ValueError("A prompt needs an image or a video; give --images FILE or --videos FILE.")
@@ -87,12 +92,14 @@ def generate(
         tuple(load_video(path, video_fps, max_frames) for path in films),
     )
     sampling = Sampling(temperature, top_k, top_p)
-    backbone = load_backbone(verifier, dtype, quantization=verifier_quantization)
+    backbone = load_backbone(verifier, dtype, quantization=verifier_quantization, device=place)
     baseline = AutoregressiveDecoder(backbone, max_new_tokens, sampling, seed)
     decoder: AutoregressiveDecoder | SpeculativeDecoder = baseline
     reader = backbone
     if drafter is not None:
         loaded = load_drafter(drafter, dtype, num_routed=num_routed).to(backbone.device)
+        if compile_drafter:
+            loaded.compile_steps()
         reader = loaded.backbone
         decoder = SpeculativeDecoder(backbone, loaded, block_size, max_new_tokens, sampling, seed)
     answer = decoder.generate([request], stream(backbone.tokenizer, sys.stdout.write))[0]

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from tiger.backbones.loading import Quantization
+from tiger.backbones.loading import Quantization, choose_device
 from tiger.decoding.records import Generation
 from tiger.decoding.speculative import SpeculativeDecoder
 from tiger.drafting.routed import RoutedDrafter
@@ -53,6 +53,8 @@ def benchmark(
     num_threads: int | None = 1,
     dtype: str = "float32",
     verifier_quantization: Quantization | None = None,
+    device: str | None = None,
+    compile_drafter: bool = False,
 ) -> list[dict[str, Any]]:
     """Compares decoders: what is accepted, how fast it is, and whether the text is the verifier's own.
 
@@ -85,14 +87,17 @@ def benchmark(
         num_threads: Threads of torch; null for its own choice.
         dtype: Name of a torch dtype.
         verifier_quantization: Store the verifier's weights in 4 or 8 bits; needs the extra `quantization`.
+        device: Where to compute: cpu, cuda or cuda:N; null for a GPU if there is one.
+        compile_drafter: Compile the drafters' steps.
 
     Returns:
         The entries of `metrics.json`.
 
     Raises:
         FileNotFoundError: If a model folder is missing.
-        ValueError: If a setting is out of range or drafter and verifier do not fit.
+        ValueError: If a setting is out of range, the device is not there, or drafter and verifier do not fit.
     """
+    place = choose_device(device)
     drafters = {BASELINE: None} | decoders
     _check(drafters, block_sizes or {}, [block_size, acceptance_batch_size, *batch_sizes])
     if speed_prompts < 0:
@@ -115,6 +120,8 @@ def benchmark(
         seed,
         dtype,
         verifier_quantization,
+        str(place),
+        compile_drafter,
     )
     cells: list[dict[str, Any]] = []
     differences: list[dict[str, Any]] = []
@@ -132,6 +139,7 @@ def benchmark(
                     "speed_dataset": speed_dataset or dataset,
                 }
                 settings = {"block_size": bench.block_size_of(name, temperature), "num_threads": num_threads}
+                settings["device"] = str(place)
                 acceptance = _acceptance(answers[name], seed)
                 exact = _exact(answers[name], answers[BASELINE]) if temperature == 0 else None
                 cells.append(where | acceptance | _speed(timings, name) | {"exact": exact} | settings)
