@@ -87,9 +87,14 @@ def prompts(count):
 
 def hf_inputs(prompt, own=None):
     """What the processor (`own` or the tiny pair's) gives transformers' own call for a prompt."""
-    content = [{"type": "image", "image": image} for image in prompt.images]
-    content += [{"type": "video", "video": video.frames} for video in prompt.videos]
-    messages = [{"role": "user", "content": [*content, {"type": "text", "text": prompt.text}]}]
+    pictures = [{"type": "image", "image": image} for image in prompt.images]
+    texts = [{"type": "text", "text": text} for text in prompt.text.split("<image>")]
+    content = [{"type": "video", "video": video.frames} for video in prompt.videos]
+    if len(texts) == 1:
+        content = [*pictures, *content, *texts]
+    else:
+        content += [part for pair in zip(texts, pictures, strict=False) for part in pair] + texts[-1:]
+    messages = [{"role": "user", "content": content}]
     if prompt.system:
         messages.insert(0, {"role": "system", "content": [{"type": "text", "text": prompt.system}]})
     frames = [(len(video.frames), video.fps) for video in prompt.videos]

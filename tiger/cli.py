@@ -17,7 +17,7 @@ VERBS = {
     "test": "Decode the test split with a drafter in training.",
     "predict": "Decode the prediction split and return the generations.",
     "generate": "Answer one prompt about an image, showing rounds and speed.",
-    "benchmark": "Compare decoders on a data split: AccLen, speed, exactness.",
+    "benchmark": "Compare decoders on evaluation sets: AccLen, speed, scores, exactness.",
     "plan": "Memory and work of a pair and a stage, before any weights are there.",
     "data": "Prepare data: cache-teacher keeps the verifier's lessons for KD.",
 }

@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from helpers import agreeing_drafter, hf_generate, hf_inputs
+from helpers import agreeing_drafter, hf_generate, hf_inputs, tiny_backbone
 from PIL import Image
 from scipy.stats import chi2
 from standins import FAMILIES, save_standin
@@ -36,6 +36,9 @@ def video(frames, rows, columns, fps):
 PROMPTS = {
     "one image": Prompt("What is this?", (image(64, 64),), id="one image"),
     "images of many sizes": Prompt("Compare.", (image(40, 150), image(33, 17), image(97, 64)), id="images"),
+    "images in the text": Prompt(
+        "First <image>, then <image>: what is new?", (image(64, 48), image(33, 64)), id="inline"
+    ),
     "text": Prompt("Say something.", id="text"),
     "system": Prompt("And this?", (image(31, 80),), "Answer in one word.", id="system"),
     "video": Prompt("What happens?", videos=(video(5, 48, 64, 1.0),), id="video"),
@@ -314,3 +317,9 @@ def test_a_video_needs_a_family_that_reads_videos(pair, monkeypatch):
     family = pair.verifier.model.config.model_type
     with pytest.raises(ValueError, match=f"'video' holds a video, which {family} models do not read"):
         pair.verifier.prepare(PROMPTS["video"])
+
+
+def test_a_place_for_each_image_or_none():
+    backbone = tiny_backbone(layers=1)
+    with pytest.raises(ValueError, match=r"'odd' has 1 images and 2 places <image>"):
+        backbone.prepare(Prompt("Is <image> like <image>?", (image(32, 32),), id="odd"))

@@ -27,13 +27,17 @@ if TYPE_CHECKING:
     from tiger.backbones.videos import Video
 
 
+class PromptTooLong(ValueError):
+    """A prompt leaves no room for an answer in the context of a model."""
+
+
 @dataclass(frozen=True)
 class Prompt:
     """One request of a user.
 
     Attributes:
         text: The question.
-        images: Pictures, placed before the text in this order.
+        images: Pictures, placed before the text in this order, or where `<image>` stands in the text.
         system: System message, empty for none.
         id: Name of the request in records and reports; its seed is derived from it.
         videos: Videos, placed between pictures and text.
@@ -387,10 +391,10 @@ class Backbone(nn.Module, ABC):
         """Checks that a prompt leaves room for an answer.
 
         Raises:
-            ValueError: If it does not.
+            PromptTooLong: If it does not.
         """
         if len(inputs.ids) >= self.max_positions:
-            raise ValueError(
+            raise PromptTooLong(
                 f"The prompt {name!r} has {len(inputs.ids)} tokens, the context holds {self.max_positions}. "
                 "Shorten the text, lower the processor's largest image size, or take fewer frames of a video."
             )

@@ -12,13 +12,28 @@ if TYPE_CHECKING:
     from tiger.backbones.videos import Video
 
 
+IMAGE = "<image>"  # stands in a text where a picture belongs
+
+
 def messages(prompt: Prompt) -> list[dict[str, Any]]:
-    """A prompt as a chat: images, videos, then text."""
-    content: list[dict[str, Any]] = [
-        *({"type": "image", "image": image.convert("RGB")} for image in prompt.images),
-        *({"type": "video", "video": _frames(video)} for video in prompt.videos),
-        {"type": "text", "text": prompt.text},
-    ]
+    """A prompt as a chat: images, videos, then text; images inside the text where it marks their places.
+
+    Raises:
+        ValueError: If the text marks another number of places than there are images.
+    """
+    images = [{"type": "image", "image": image.convert("RGB")} for image in prompt.images]
+    videos = [{"type": "video", "video": _frames(video)} for video in prompt.videos]
+    texts = prompt.text.split(IMAGE)
+    if len(texts) > 1 and len(texts) != len(images) + 1:
+        raise ValueError(
+            f"The prompt {prompt.id!r} has {len(images)} images and {len(texts) - 1} places {IMAGE}. Mark "
+            "a place for each image, or none to put all of them first."
+        )
+    inline = images if len(texts) > 1 else []
+    content: list[dict[str, Any]] = [*([] if inline else images), *videos]
+    for index, text in enumerate(texts):
+        content += [{"type": "text", "text": text}] if text else []
+        content += inline[index : index + 1]
     system = [{"role": "system", "content": [{"type": "text", "text": prompt.system}]}]
     return [*(system if prompt.system else []), {"role": "user", "content": content}]
 

@@ -1,8 +1,8 @@
-"""Bootstrap intervals of AccLen over prompts, alone and as paired differences of two decoders."""
+"""Bootstrap intervals over prompts: of AccLen, alone and as paired differences, and of mean scores."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,9 @@ import numpy.typing as npt
 from tiger.decoding.records import Generation
 
 Counts = npt.NDArray[np.int64]
+Values = npt.NDArray[np.float64]
+
+WEIGHTS_AT_ONCE = 1 << 22  # of the resamples times prompts
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,8 @@ def acclen_interval(
     Raises:
         ValueError: If there is no prompt.
     """
-    weights = _weights(len(counts), resamples, seed)
-    return _interval(float(_acclen(counts.sum(0))), _acclen(weights @ counts), confidence)
+    chunks = [_acclen(weights @ counts) for weights in _weights(len(counts), resamples, seed)]
+    return _interval(float(_acclen(counts.sum(0))), chunks, confidence)
 
 
 def paired_difference(
@@ -66,25 +69,48 @@ def paired_difference(
     """
     if len(left) != len(right):
         raise ValueError(f"Paired decoders need the same prompts; got {len(left)} and {len(right)} of them.")
-    weights = _weights(len(left), resamples, seed)
     value = float(_acclen(left.sum(0)) - _acclen(right.sum(0)))
-    return _interval(value, _acclen(weights @ left) - _acclen(weights @ right), confidence)
+    draws = _weights(len(left), resamples, seed)
+    return _interval(value, [_acclen(w @ left) - _acclen(w @ right) for w in draws], confidence)
 
 
-def _weights(prompts: int, resamples: int, seed: int) -> Counts:
-    """How often each prompt is drawn in each resample [resamples, P]."""
+def mean_interval(
+    points: Sequence[float], resamples: int = 10_000, seed: int = 0, confidence: float = 0.95
+) -> Interval:
+    """The mean of one value per prompt with its percentile bootstrap interval.
+
+    Args:
+        points: One value per prompt.
+        resamples: Bootstrap resamples.
+        seed: Seed of the resampling.
+        confidence: Probability mass inside the interval.
+
+    Raises:
+        ValueError: If there is no prompt.
+    """
+    values = np.array(points, dtype=np.float64)
+    chunks = [weights @ values / len(values) for weights in _weights(len(values), resamples, seed)]
+    return _interval(float(values.mean()), chunks, confidence)
+
+
+def _weights(prompts: int, resamples: int, seed: int) -> Iterator[Counts]:
+    """How often each prompt is drawn in each resample [resamples, P], in chunks of rows."""
     if prompts == 0:
         raise ValueError("There is no prompt to resample; decode one or more.")
-    return np.random.default_rng(seed).multinomial(prompts, np.full(prompts, 1 / prompts), size=resamples)
+    generator = np.random.default_rng(seed)
+    rows = max(WEIGHTS_AT_ONCE // prompts, 1)
+    for start in range(0, resamples, rows):
+        size = min(rows, resamples - start)
+        yield generator.multinomial(prompts, np.full(prompts, 1 / prompts), size=size)
 
 
-def _acclen(counts: Counts) -> npt.NDArray[np.float64]:
+def _acclen(counts: Counts) -> Values:
     """AccLen [...] of summed counts [..., 2]; 0 without rounds."""
-    quotient: npt.NDArray[np.float64] = counts[..., 0] / np.maximum(counts[..., 1], 1)
+    quotient: Values = counts[..., 0] / np.maximum(counts[..., 1], 1)
     return quotient
 
 
-def _interval(value: float, resampled: npt.NDArray[np.float64], confidence: float) -> Interval:
+def _interval(value: float, resampled: Sequence[Values], confidence: float) -> Interval:
     tail = (1 - confidence) / 2
-    low, high = np.quantile(resampled, [tail, 1 - tail])
+    low, high = np.quantile(np.concatenate(resampled), [tail, 1 - tail])
     return Interval(value, float(low), float(high))

@@ -1,14 +1,15 @@
-"""The decoders of a benchmark: built when needed, their answers and times kept on disk."""
+"""The decoders of a benchmark on one evaluation set: built when needed, answers and times kept on disk."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 
-from tiger.backbones.base import Backbone, Prompt
+from data_modules.evaluation import TaskSet
+from tiger.backbones.base import Backbone, Prompt, PromptTooLong
 from tiger.backbones.folders import resolve
 from tiger.backbones.loading import Quantization, load_backbone
 from tiger.decoding.acceptance import Sampling
@@ -21,45 +22,75 @@ from tiger.evaluation.samples import Journal, fingerprint, from_record, settings
 from tiger.evaluation.timing import Timing, measure
 
 BASELINE = "autoregressive"
+TOO_LONG = "prompt_too_long"
 
 
 @dataclass
 class Decoders:
-    """Decoders by name, over one verifier and one list of prompts.
+    """Decoders by name, over one verifier and one evaluation set.
 
     Attributes:
         verifier: Folder, hub id or shipped name.
         drafters: Drafter of each decoder; None for the autoregressive one.
-        prompts: What is decoded for acceptance.
+        tasks: What is decoded for acceptance and scores.
         timed: What is decoded for speed.
+        num_timed: So many of its first prompts are.
         samples: Journal of answers.
         times: Journal of timings.
         block_size: Tokens drafted in one round.
         block_sizes: Other block sizes, by `name` or `name@temperature`.
-        max_new_tokens: Longest answer, tokens.
+        max_new_tokens: Longest answer, tokens; None for the set's own.
         seed: Seed of sampling.
         dtype: Name of a torch dtype.
         verifier_quantization: Bits of the verifier's weights, see `load_backbone`.
         device: Where to compute.
         compile_drafter: Whether the drafters' steps are compiled.
+        loaded: Models by name, which the decoders of several sets share.
     """
 
     verifier: str
     drafters: Mapping[str, str | None]
-    prompts: Sequence[Prompt]
-    timed: Sequence[Prompt]
+    tasks: TaskSet
+    timed: TaskSet
+    num_timed: int
     samples: Journal
     times: Journal
     block_size: int = 8
     block_sizes: Mapping[str, int] = field(default_factory=dict)
-    max_new_tokens: int = 96
+    max_new_tokens: int | None = None
     seed: int = 0
     dtype: str = "float32"
     verifier_quantization: Quantization | None = None
     device: str = "cpu"
     compile_drafter: bool = False
-    _backbone: Backbone | None = None
-    _loaded: dict[str, RoutedDrafter] = field(default_factory=dict)
+    loaded: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.ids = self.tasks.prompt_ids  # of all prompts, also those that turn out to be too long
+
+    @property
+    def backbone(self) -> Backbone:
+        """The verifier's backbone, loaded once."""
+        if "verifier" not in self.loaded:
+            self.loaded["verifier"] = load_backbone(
+                self.verifier, self.dtype, quantization=self.verifier_quantization, device=self.device
+            )
+        backbone: Backbone = self.loaded["verifier"]
+        return backbone
+
+    def drafter(self, path: str) -> RoutedDrafter:
+        """A drafter, loaded once."""
+        key = f"drafter {path}"
+        if key not in self.loaded:
+            self.loaded[key] = load_drafter(path, self.dtype).to(self.backbone.device)
+            if self.compile_drafter:
+                self.loaded[key].compile_steps()
+        drafter: RoutedDrafter = self.loaded[key]
+        return drafter
+
+    def limit(self, tasks: TaskSet) -> int:
+        """Longest answer in a set, tokens."""
+        return tasks.answer_limit if self.max_new_tokens is None else self.max_new_tokens
 
     def block_size_of(self, name: str, temperature: float) -> int | None:
         """Tokens that a decoder drafts in one round; None for the autoregressive one."""
@@ -67,26 +98,19 @@ class Decoders:
             return None
         return self.block_sizes.get(f"{name}@{temperature:g}", self.block_sizes.get(name, self.block_size))
 
-    def build(self, name: str, temperature: float) -> AutoregressiveDecoder | SpeculativeDecoder:
-        """A ready decoder; models are loaded once.
+    def build(
+        self, name: str, temperature: float, tasks: TaskSet | None = None
+    ) -> AutoregressiveDecoder | SpeculativeDecoder:
+        """A ready decoder for the given set, by default `tasks`.
 
         Raises:
             ValueError: If drafter and verifier have different tokenizers.
         """
-        self._backbone = self._backbone or load_backbone(
-            self.verifier, self.dtype, quantization=self.verifier_quantization, device=self.device
-        )
-        path, sampling = self.drafters[name], Sampling(temperature)
-        block_size = self.block_size_of(name, temperature)
+        limit, sampling = self.limit(tasks or self.tasks), Sampling(temperature)
+        path, block_size = self.drafters[name], self.block_size_of(name, temperature)
         if path is None or block_size is None:
-            return AutoregressiveDecoder(self._backbone, self.max_new_tokens, sampling, self.seed)
-        if path not in self._loaded:
-            self._loaded[path] = load_drafter(path, self.dtype).to(self._backbone.device)
-            if self.compile_drafter:
-                self._loaded[path].compile_steps()
-        return SpeculativeDecoder(
-            self._backbone, self._loaded[path], block_size, self.max_new_tokens, sampling, self.seed
-        )
+            return AutoregressiveDecoder(self.backbone, limit, sampling, self.seed)
+        return SpeculativeDecoder(self.backbone, self.drafter(path), block_size, limit, sampling, self.seed)
 
     def settings(self, name: str, temperature: float) -> dict[str, Any]:
         """Everything that a decoder's answers depend on."""
@@ -95,40 +119,110 @@ class Decoders:
             "models": [[path, fingerprint(resolve(path))] for path in models],
             "temperature": temperature,
             "block_size": self.block_size_of(name, temperature),
-            "max_new_tokens": self.max_new_tokens,
+            "max_new_tokens": self.limit(self.tasks),
             "seed": self.seed,
             "dtype": self.dtype,
             **({"quantization": self.verifier_quantization} if self.verifier_quantization else {}),
             **({"device": self.device} if self.device != "cpu" else {}),
             **({"compiled": True} if self.compile_drafter else {}),
-            "prompts": [prompt.id for prompt in self.prompts],
+            "prompts": self.ids,
+            "set": self.tasks.settings(),
         }
 
+    def decode(
+        self,
+        name: str,
+        temperature: float,
+        batch_size: int,
+        shard: tuple[int, int] = (0, 1),
+        advance: Callable[[int], object] = lambda count: None,
+    ) -> None:
+        """Decodes the prompts that have no answer yet.
+
+        Args:
+            name: Name of a decoder.
+            temperature: Sampling temperature.
+            batch_size: Prompts at once.
+            shard: Number of this process and of all processes; each takes every n-th missing prompt.
+            advance: Called with the number of prompts that are done.
+        """
+        key = self._key(name, temperature, batch_size)
+        found = self.samples.found(key)
+        missing = [index for index, prompt_id in enumerate(self.ids) if prompt_id not in found]
+        advance(len(self.ids) - len(missing))
+        mine = missing[shard[0] :: shard[1]]
+        decoder = self.build(name, temperature) if mine else None
+        where = {"decoder": name, "temperature": temperature, "batch_size": batch_size}
+        for start in range(0, len(mine), batch_size):
+            indices = mine[start : start + batch_size]
+            assert decoder is not None
+            records = _records(decoder, [self.tasks.prompt(index) for index in indices])
+            self.samples.add(key, records, len(self.ids), dataset=self.tasks.label, **where)
+            advance(len(indices))
+
+    def drop_too_long(self, temperatures: Sequence[float], batch_size: int) -> None:
+        """Leaves out of the set what a model could not read, after `decode`.
+
+        Raises:
+            ValueError: If nothing is left.
+        """
+        records = (self._records_of(name, t, batch_size) for t in temperatures for name in self.drafters)
+        names = {record["id"] for cell in records for record in cell if record.get("skipped")}
+        if len(names) == len(self.ids):
+            raise ValueError(
+                f"No prompt of {self.tasks.label} fits into the context. Lower the processor's largest "
+                "image size, take fewer frames of a video, or choose models with a longer context."
+            )
+        if names:
+            self.tasks.drop(names, TOO_LONG)
+
     def answers(self, name: str, temperature: float, batch_size: int) -> list[Generation]:
-        """Answers to all prompts, decoded or read back."""
-        key = settings_key(self.settings(name, temperature) | {"batch_size": batch_size})
-        records = self.samples.get(key)
-        if records is None:
-            decoder, answers = self.build(name, temperature), []
-            for start in range(0, len(self.prompts), batch_size):
-                answers += decoder.generate(self.prompts[start : start + batch_size])
-            where = {"decoder": name, "temperature": temperature, "batch_size": batch_size}
-            records = self.samples.add(key, map(to_record, answers), **where)
-        return list(map(from_record, records))
+        """Answers to all prompts, in order, after `drop_too_long`."""
+        by_id = {record["id"]: record for record in self._records_of(name, temperature, batch_size)}
+        return [from_record(by_id[prompt_id]) for prompt_id in self.tasks.prompt_ids]
+
+    def _records_of(self, name: str, temperature: float, batch_size: int) -> list[dict[str, Any]]:
+        records = self.samples.get(self._key(name, temperature, batch_size))
+        assert records is not None, "decode first"
+        return records
+
+    def note_scores(
+        self, name: str, temperature: float, batch_size: int, points: Sequence[float | None]
+    ) -> None:
+        """Puts the score of each answer into its record."""
+        scores = dict(zip(self.tasks.prompt_ids, points, strict=True))
+        self.samples.note(self._key(name, temperature, batch_size), "score", scores)
 
     def timings(self, temperature: float, batch_size: int, repeats: int) -> dict[str, Timing]:
         """Times of all decoders on the timed prompts, measured or read back; empty for no prompts."""
-        if not self.timed:
+        if not self.num_timed:
             return {}
         settings = {name: self.settings(name, temperature) for name in self.drafters}
-        timed = [prompt.id for prompt in self.timed]
+        timed = self.timed.prompt_ids[: self.num_timed]
         settings |= {"batch_size": {"size": batch_size, "timed": timed, "repeats": repeats}}
-        settings["threads"] = {"number": torch.get_num_threads()}
+        settings["threads"] = {"number": torch.get_num_threads(), "limit": self.limit(self.timed)}
         key = settings_key(settings)
         records = self.times.get(key)
         if records is None:
-            runs = {name: self.build(name, temperature).generate for name in self.drafters}
-            timings = measure(runs, self.timed, batch_size, repeats)
+            runs = {name: self.build(name, temperature, self.timed).generate for name in self.drafters}
+            prompts = [self.timed.prompt(index) for index in range(len(timed))]
+            timings = measure(runs, prompts, batch_size, repeats)
             rows = ({"decoder": name, "timing": asdict(timing)} for name, timing in timings.items())
-            records = self.times.add(key, rows, temperature=temperature, batch_size=batch_size)
+            self.times.add(key, rows, len(timings), temperature=temperature, batch_size=batch_size)
+            records = self.times.get(key) or []
         return {record["decoder"]: Timing(**record["timing"]) for record in records}
+
+    def _key(self, name: str, temperature: float, batch_size: int) -> str:
+        return settings_key(self.settings(name, temperature) | {"batch_size": batch_size})
+
+
+def _records(
+    decoder: AutoregressiveDecoder | SpeculativeDecoder, prompts: Sequence[Prompt]
+) -> list[dict[str, Any]]:
+    """Answers as records; a prompt that is too long gets one that says so."""
+    try:
+        return [to_record(answer) for answer in decoder.generate(prompts)]
+    except PromptTooLong:
+        if len(prompts) == 1:
+            return [{"id": prompts[0].id, "skipped": TOO_LONG}]
+        return [record for prompt in prompts for record in _records(decoder, [prompt])]

@@ -1,27 +1,22 @@
-"""The `benchmark` verb: decoders x temperatures x batch sizes on one data split."""
+"""The `benchmark` verb: decoders x evaluation sets x temperatures x batch sizes."""
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from data_modules.evaluation import AS_PUBLISHED, SetOptions, load_set
 from tiger.backbones.loading import Quantization, choose_device
-from tiger.decoding.records import Generation
-from tiger.decoding.speculative import SpeculativeDecoder
-from tiger.drafting.routed import RoutedDrafter
-from tiger.evaluation.bootstrap import acceptance_counts, acclen_interval, paired_difference
+from tiger.evaluation import cells as entries
 from tiger.evaluation.decoders import BASELINE, Decoders
-from tiger.evaluation.prompts import load_prompts
-from tiger.evaluation.samples import Journal, write_atomic
-from tiger.evaluation.timing import Timing, limit_threads
-from tiger.metrics.acceptance import AcceptanceMetrics
-from tiger.report import tables
-from tiger.report.trace_page import Trace, grids_of, write_trace_page
+from tiger.evaluation.results import write_export, write_results, write_traces
+from tiger.evaluation.samples import Journal
+from tiger.evaluation.shards import Shards
+from tiger.evaluation.timing import limit_threads
 
 SHIPPED_DECODERS: dict[str, str | None] = {
     BASELINE: None,
@@ -30,23 +25,24 @@ SHIPPED_DECODERS: dict[str, str | None] = {
     "kd_continued": "tiny/kd_continued",
     "tiger": "tiny/tiger",
 }
-COMPARISONS = (("kd", "vanilla"), ("tiger", "kd"), ("tiger", "kd_continued"))
 
 
 def benchmark(
     verifier: str = "tiny/verifier",
     decoders: dict[str, str | None] = SHIPPED_DECODERS,
-    dataset: str = "synthetic",
-    num_prompts: int = 300,
+    dataset: list[str] | str = "synthetic",
+    num_prompts: int | None = 300,
+    set_options: dict[str, SetOptions] | None = None,
     temperatures: Sequence[float] = (0.0, 1.0),
     batch_sizes: Sequence[int] = (1,),
     block_size: int = 8,
     block_sizes: dict[str, int] | None = None,
-    max_new_tokens: int = 96,
+    max_new_tokens: int | None = None,
     acceptance_batch_size: int = 8,
     speed_dataset: str | None = None,
     speed_prompts: int = 24,
     speed_repeats: int = 5,
+    full_token_decoder: str = "vanilla",
     num_traces: int = 0,
     seed: int = 0,
     output: Path = Path("runs/benchmark"),
@@ -56,33 +52,40 @@ def benchmark(
     device: str | None = None,
     compile_drafter: bool = False,
 ) -> list[dict[str, Any]]:
-    """Compares decoders: what is accepted, how fast it is, and whether the text is the verifier's own.
+    """Compares decoders: what is accepted, how fast and good it is, whether the text is the verifier's own.
 
-    Every decoder answers all prompts once per temperature in large batches, since rows do not depend on one
-    another: that gives AccLen, its distribution and exactness. Speed comes from the first prompts of
-    `speed_dataset`, which all decoders answer in turn at each batch size, preparation and prefill included.
+    Every decoder answers all prompts of a set once per temperature in large batches, since rows do not depend
+    on one another: that gives AccLen, its distribution, scores and exactness. Speed comes from the first
+    prompts of `speed_dataset`, which all decoders answer in turn at each batch size, preparation and prefill
+    included.
 
-    The folder receives `metrics.json` (one entry per decoder, temperature and batch size), `differences.json`
-    (AccLen differences with paired bootstrap intervals), `samples.jsonl`, `timings.jsonl`, `table.csv` and
-    `table.md`. A second run with the same settings reads finished parts back instead of decoding again.
+    The folder receives `metrics.json` (one entry per set, decoder, temperature and batch size),
+    `differences.json` (AccLen differences with paired bootstrap intervals), `subsets.json` (the samples that
+    were taken), `samples.jsonl`, `timings.jsonl`, `table.csv` and `table.md`, and `paper_table.csv` and
+    `paper_table.md` in the paper's layout. A second run with the same settings decodes only what is missing.
+    Under torchrun, every process decodes its share of the prompts; the first one gathers and measures speed.
 
     Args:
         verifier: Folder, hub id or shipped name of the verifier.
         decoders: Drafter of each decoder by name; null for autoregressive decoding, which is always included.
-        dataset: `synthetic` (held-out test images), `synthetic_long` or `synthetic_validation`.
-        num_prompts: Prompts for acceptance, all kinds in turn.
+        dataset: One or several evaluation sets, see docs/benchmark.md: `synthetic` (held-out test images),
+            `mmbench`, `textvqa` and so on; `@speed` behind a name asks for long answers.
+        num_prompts: Samples of each set, a seeded subset; null for all.
+        set_options: Where sets are read from, by name, such as a local path.
         temperatures: Sampling temperatures; 0 is greedy.
         batch_sizes: Batch sizes at which speed is measured.
         block_size: Tokens drafted in one round.
         block_sizes: Other block sizes by decoder, `tiger: 6`, or by decoder and temperature, `tiger@1: 4`.
-        max_new_tokens: Longest answer, tokens.
+        max_new_tokens: Longest answer, tokens; null for the set's own.
         acceptance_batch_size: Batch size while acceptance is measured.
-        speed_dataset: Data set of the timed prompts; null for that of acceptance. Speed is commonly measured
-            on long answers: `synthetic_long` asks each test image for its longest one.
+        speed_dataset: Set of the timed prompts; null for each set's own. Speed is commonly measured on long
+            answers: `synthetic_long` asks each test image for its longest one.
         speed_prompts: The first so many prompts are timed; 0 for no timing.
         speed_repeats: Times that each of them is decoded by each decoder; medians count.
+        full_token_decoder: Name of the decoder whose drafter sees all visual tokens, to which
+            full-token-normalised latency refers.
         num_traces: Show every round of the last decoder's first answers on a page, `traces.html`.
-        seed: Seed of sampling and bootstrap.
+        seed: Seed of sampling, subsets and bootstrap.
         output: Folder of the results.
         num_threads: Threads of torch; null for its own choice.
         dtype: Name of a torch dtype.
@@ -91,27 +94,37 @@ def benchmark(
         compile_drafter: Compile the drafters' steps.
 
     Returns:
-        The entries of `metrics.json`.
+        The entries of `metrics.json`; none in processes other than the first.
 
     Raises:
-        FileNotFoundError: If a model folder is missing.
+        FileNotFoundError: If a model folder, a data set or its media are missing.
+        RuntimeError: If a greedy answer differs from the verifier's own by more than a tie of logits; all
+            results are written before.
         ValueError: If a setting is out of range, the device is not there, or drafter and verifier do not fit.
     """
     place = choose_device(device)
     drafters = {BASELINE: None} | decoders
+    names = [dataset] if isinstance(dataset, str) else dataset
     _check(drafters, block_sizes or {}, [block_size, acceptance_batch_size, *batch_sizes])
-    if speed_prompts < 0:
-        raise ValueError(f"speed_prompts is {speed_prompts}; time one prompt or more, or 0 for none.")
+    _check_sets(names, set_options or {}, speed_dataset, speed_prompts)
     limit_threads(num_threads)
-    prompts = load_prompts(dataset, num_prompts)
-    timed = load_prompts(speed_dataset or dataset, speed_prompts) if speed_prompts else []
+    options = dict.fromkeys([*names, *([speed_dataset] if speed_dataset else [])], AS_PUBLISHED)
+    options |= set_options or {}
+    sets = [load_set(name, num_prompts, seed, options[name]) for name in names]
+    timed = None
+    if speed_dataset and speed_prompts:
+        timed = load_set(speed_dataset, speed_prompts, seed, options[speed_dataset])
+    shards = Shards()
     output.mkdir(parents=True, exist_ok=True)
-    samples, times = Journal(output / "samples.jsonl"), Journal(output / "timings.jsonl")
-    bench = Decoders(
+    samples = Journal(output / "samples.jsonl", rank=shards.rank)
+    times = Journal(output / "timings.jsonl", "decoder")
+    shards.wait()  # all have read the journal, so all see the same prompts as missing
+    first = Decoders(
         verifier,
         drafters,
-        prompts,
-        timed,
+        sets[0],
+        timed or sets[0],
+        speed_prompts,
         samples,
         times,
         block_size,
@@ -123,30 +136,129 @@ def benchmark(
         str(place),
         compile_drafter,
     )
+    benches = [first, *(replace(first, tasks=tasks, timed=timed or tasks) for tasks in sets[1:])]
+    _decode(benches, temperatures, acceptance_batch_size, shards)
+    shards.end()
+    if not shards.is_first:
+        return []
+    samples.read()
+    how = _Measurement(
+        tuple(temperatures),
+        tuple(batch_sizes),
+        acceptance_batch_size,
+        speed_repeats,
+        full_token_decoder,
+        seed,
+        output,
+        {"num_threads": num_threads, "device": str(place)},
+    )
     cells: list[dict[str, Any]] = []
     differences: list[dict[str, Any]] = []
-    for temperature in temperatures:
-        answers = {name: bench.answers(name, temperature, acceptance_batch_size) for name in drafters}
-        differences += _differences(answers, temperature, seed)
-        for batch_size in batch_sizes:
-            timings = bench.timings(temperature, batch_size, speed_repeats)
-            for name in drafters:
-                where = {
-                    "decoder": name,
-                    "dataset": dataset,
-                    "temperature": temperature,
-                    "batch_size": batch_size,
-                    "speed_dataset": speed_dataset or dataset,
-                    "device": str(place),
-                }
-                settings = {"block_size": bench.block_size_of(name, temperature), "num_threads": num_threads}
-                acceptance = _acceptance(answers[name], seed)
-                exact = _exact(answers[name], answers[BASELINE]) if temperature == 0 else None
-                cells.append(where | acceptance | _speed(timings, name) | {"exact": exact} | settings)
-    _write(output, cells, differences)
+    for bench in benches:
+        bench.drop_too_long(temperatures, acceptance_batch_size)
+        for temperature in temperatures:
+            differences += _differences(bench, temperature, how)
+            cells += _cells(bench, temperature, how)
+    samples.save()
+    write_results(output, cells, differences, sets, seed)
     if num_traces:
-        _trace(bench, temperatures[0], num_traces, output / "traces.html")
+        write_traces(benches[0], temperatures[0], num_traces, output / "traces.html")
+    _assert_lossless(cells)
     return cells
+
+
+@dataclass(frozen=True)
+class _Measurement:
+    """The arguments of `benchmark` that all cells share; `common` entries go into each of them."""
+
+    temperatures: tuple[float, ...]
+    batch_sizes: tuple[int, ...]
+    acceptance_batch_size: int
+    speed_repeats: int
+    full_token_decoder: str
+    seed: int
+    output: Path
+    common: dict[str, Any]
+
+
+def _differences(bench: Decoders, temperature: float, how: _Measurement) -> list[dict[str, Any]]:
+    """AccLen differences on one set at one temperature."""
+    answers = {name: bench.answers(name, temperature, how.acceptance_batch_size) for name in bench.drafters}
+    return entries.differences(answers, bench.tasks.label, temperature, how.seed)
+
+
+def _cells(bench: Decoders, temperature: float, how: _Measurement) -> list[dict[str, Any]]:
+    """The entries of one set at one temperature."""
+    decoded = {name: _decoded(bench, name, temperature, how) for name in bench.drafters}
+    cells = []
+    for batch_size in how.batch_sizes:
+        timings = bench.timings(temperature, batch_size, how.speed_repeats)
+        for name in bench.drafters:
+            where: dict[str, Any] = {
+                "decoder": name,
+                "dataset": bench.tasks.label,
+                "temperature": temperature,
+            }
+            where |= {"batch_size": batch_size, "speed_dataset": bench.timed.label}
+            where |= {"style": bench.tasks.style, "block_size": bench.block_size_of(name, temperature)}
+            speed = entries.speed(timings, name, how.full_token_decoder)
+            cells.append(where | decoded[name] | speed | how.common)
+    return cells
+
+
+def _decoded(bench: Decoders, name: str, temperature: float, how: _Measurement) -> dict[str, Any]:
+    """The entries of one decoder's answers; their scores go into the journal."""
+    answers, reference = (bench.answers(n, temperature, how.acceptance_batch_size) for n in (name, BASELINE))
+    points = entries.points(answers, bench.tasks)
+    bench.note_scores(name, temperature, how.acceptance_batch_size, points)
+    write_export(how.output, bench.tasks, name, temperature, answers)
+    return (
+        entries.acceptance(answers, how.seed)
+        | entries.exactness(answers, reference if temperature == 0 else None, bench)
+        | entries.scores(answers, bench.tasks, points, how.seed)
+    )
+
+
+def _check_sets(
+    names: Sequence[str], options: Mapping[str, SetOptions], speed_dataset: str | None, speed_prompts: int
+) -> None:
+    """Raises ValueError for settings of sets that cannot be used."""
+    if not names or len(set(names)) < len(names):
+        raise ValueError(f"dataset is {list(names)}; name one set or more, each once.")
+    if unknown := sorted(set(options) - {*names, speed_dataset}):
+        raise ValueError(f"set_options names {', '.join(unknown)}; the sets are {', '.join(names)}.")
+    if speed_prompts < 0:
+        raise ValueError(f"speed_prompts is {speed_prompts}; time one prompt or more, or 0 for none.")
+
+
+def _decode(
+    benches: Sequence[Decoders], temperatures: Sequence[float], batch_size: int, shards: Shards
+) -> None:
+    """Decodes what this process has to of all cells, and shows how far it is."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    cells = [(bench, t, name) for bench in benches for t in temperatures for name in bench.drafters]
+    share = (shards.rank, shards.world_size)
+    with Progress(*columns, disable=not shards.is_first, transient=True) as progress:
+        bar = progress.add_task("", total=sum(len(bench.tasks) for bench, _, _ in cells))
+        for bench, temperature, name in cells:
+            progress.update(bar, description=f"{bench.tasks.label}, {name}, T {temperature:g}")
+            bench.decode(name, temperature, batch_size, share, lambda n: progress.advance(bar, n))
+
+
+def _assert_lossless(cells: Sequence[Mapping[str, Any]]) -> None:
+    """Raises RuntimeError if a greedy answer is not the verifier's own."""
+    wrong = {
+        f"{cell['decoder']} on {cell['dataset']}: {len(cell['mismatches'])} of {cell['num_prompts']}, "
+        f"such as {cell['mismatches'][0]}"
+        for cell in cells
+        if cell["mismatches"]
+    }
+    if wrong:
+        raise RuntimeError(
+            "Greedy answers differ from the verifier's own, which no rounding explains: "
+            f"{'; '.join(sorted(wrong))}. This is an error of the decoder, please report it; all results "
+            "are in the output folder."
+        )
 
 
 def _check(drafters: Mapping[str, str | None], block_sizes: Mapping[str, int], sizes: Sequence[int]) -> None:
@@ -161,86 +273,3 @@ def _check(drafters: Mapping[str, str | None], block_sizes: Mapping[str, int], s
         raise ValueError(f"block_sizes names {', '.join(unknown)}; the decoders are {', '.join(drafters)}.")
     if min([*sizes, *block_sizes.values()]) < 1:
         raise ValueError(f"Block and batch sizes must be one or more, got {[*sizes, *block_sizes.values()]}.")
-
-
-def _acceptance(answers: Sequence[Generation], seed: int) -> dict[str, Any]:
-    """The entries of a cell that come from round records; infinite ones become null."""
-    block = max((len(r.drafted) for answer in answers for r in answer.rounds), default=1)
-    metric = AcceptanceMetrics(block)
-    metric.update(answers)
-    interval = acclen_interval(acceptance_counts(answers), seed=seed)
-    result = {"num_prompts": len(answers)} | metric.compute()
-    result |= {"acclen_low": interval.low, "acclen_high": interval.high}
-    return {k: None if isinstance(v, float) and math.isinf(v) else v for k, v in result.items()}
-
-
-def _exact(answers: Sequence[Generation], reference: Sequence[Generation]) -> float:
-    """Share of answers whose tokens equal the verifier's own."""
-    return sum(a.tokens == b.tokens for a, b in zip(answers, reference, strict=True)) / len(answers)
-
-
-def _speed(timings: Mapping[str, Timing], name: str) -> dict[str, Any]:
-    """The entries of a cell that come from timing, null where nothing was timed."""
-    if not timings:
-        names = ("tokens_per_second", "speedup", "latency_s", "first_token_s", "other_share", "phase_ms")
-        return dict.fromkeys(names)
-    timing = timings[name]
-    rounds = max(timing.rounds, 1)
-    return {
-        "tokens_per_second": timing.tokens_per_second,
-        "speedup": timing.speedup_over(timings[BASELINE]),
-        "latency_s": timing.latency,
-        "first_token_s": timing.first_token,
-        "other_share": timing.other_share,
-        "phase_ms": {phase: 1000 * seconds / rounds for phase, seconds in timing.phases.items()},
-    }
-
-
-def _differences(
-    answers: Mapping[str, Sequence[Generation]], temperature: float, seed: int
-) -> list[dict[str, Any]]:
-    """AccLen differences of the decoders that are compared and present."""
-    rows = []
-    for left, right in COMPARISONS:
-        if left in answers and right in answers:
-            counts = acceptance_counts(answers[left]), acceptance_counts(answers[right])
-            interval = paired_difference(*counts, seed=seed)
-            row = {"left": left, "right": right, "temperature": temperature, "num_prompts": len(counts[0])}
-            row |= {"difference": interval.value, "low": interval.low, "high": interval.high}
-            rows.append(row)
-    return rows
-
-
-def _trace(bench: Decoders, temperature: float, count: int, page: Path) -> None:
-    """Writes a page with the rounds of the last decoder."""
-    name = list(bench.drafters)[-1]
-    decoder = bench.build(name, temperature)
-    if not isinstance(decoder, SpeculativeDecoder) or not isinstance(decoder.drafter, RoutedDrafter):
-        raise ValueError(
-            f"The last decoder, {name!r}, routes nothing; list a routed one last or set num_traces 0."
-        )
-    prompts, reader = bench.prompts[:count], decoder.drafter.backbone
-    answers = decoder.generate(prompts)  # journals keep no router scores
-    traces = [
-        Trace(prompt, answer, grids_of(reader, prompt), None)
-        for prompt, answer in zip(prompts, answers, strict=True)
-    ]
-    write_trace_page(page, traces, reader.tokenizer)
-
-
-def _write(output: Path, cells: list[dict[str, Any]], differences: list[dict[str, Any]]) -> None:
-    """Writes every file of results and prints the tables."""
-    write_atomic(output / "metrics.json", json.dumps(cells, indent=2) + "\n")
-    write_atomic(output / "differences.json", json.dumps(differences, indent=2) + "\n")
-    write_atomic(output / "table.csv", tables.flat_csv(cells))
-    rows = [tables.table_row(cell) for cell in cells]
-    compared = [tables.difference_row(row) for row in differences]
-    text = tables.markdown(tables.COLUMNS, rows)
-    console = Console()
-    for title, columns in (("Acceptance", tables.ACCEPTANCE), ("Speed", tables.SPEED)):
-        console.print(tables.terminal(title, columns, tables.pick(rows, columns)), "")
-    if compared:
-        text += "\n" + tables.markdown(tables.DIFFERENCE_COLUMNS, compared)
-        console.print(tables.terminal("AccLen differences", tables.DIFFERENCE_COLUMNS, compared), "")
-    write_atomic(output / "table.md", text)
-    console.print(f"Written to {output}")

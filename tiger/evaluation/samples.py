@@ -62,45 +62,66 @@ def from_record(record: Mapping[str, Any]) -> Generation:
 
 
 class Journal:
-    """A JSONL file of records grouped by cell; a cell counts once it is complete.
+    """A JSONL file of records grouped by cell; a cell counts once it is complete, and may grow until then.
+
+    Several processes write files of their own beside it, which `save` joins.
 
     Args:
         path: The file; lines that a stop left unfinished are ignored.
+        identity: Entry by which the records of a cell differ; a later record replaces an earlier one.
+        rank: Number of this process.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.cells: dict[str, list[dict[str, Any]]] = {}
-        for line in path.read_text().splitlines() if path.exists() else ():
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError:
-                continue
-            self.cells.setdefault(record["cell"], []).append(record)
-        self._repair()
-
-    def _repair(self) -> None:
-        """Drops cells whose last record is missing, so that each one appears once."""
-        whole = {key: rows for key, rows in self.cells.items() if len(rows) == rows[0]["of"]}
-        if self.path.exists():
-            lines = "".join(json.dumps(record) + "\n" for rows in whole.values() for record in rows)
-            write_atomic(self.path, lines)
-        self.cells = whole
+    def __init__(self, path: Path, identity: str = "id", rank: int = 0) -> None:
+        self.path, self.identity = path, identity
+        self.own = path.with_suffix(f".rank{rank}.jsonl") if rank else path
+        self.cells: dict[str, dict[str, dict[str, Any]]] = {}
+        self.read()
 
     def get(self, key: str) -> list[dict[str, Any]] | None:
         """Records of a complete cell."""
-        return self.cells.get(key)
+        records = list(self.cells.get(key, {}).values())
+        return records if records and len(records) == records[0]["of"] else None
 
-    def add(self, key: str, records: Iterable[Mapping[str, Any]], **shared: Any) -> list[dict[str, Any]]:
-        """Appends a complete cell; `shared` entries go into each of its records."""
-        rows = [dict(record) for record in records]
-        rows = [{"cell": key, "of": len(rows), **shared, **row} for row in rows]
-        with self.path.open("a") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
+    def found(self, key: str) -> set[str]:
+        """Identities of the records that a cell has so far."""
+        return set(self.cells.get(key, {}))
+
+    def add(self, key: str, records: Iterable[Mapping[str, Any]], of: int, **shared: Any) -> None:
+        """Appends records of a cell that is to have `of` of them; `shared` entries go into each."""
+        rows = [{"cell": key, "of": of, **shared, **record} for record in records]
+        with self.own.open("a+b") as file:
+            if file.tell() and file.seek(-1, os.SEEK_END) and file.read() != b"\n":
+                file.write(b"\n")  # end the line in which an earlier process died
+            file.write("".join(json.dumps(row) + "\n" for row in rows).encode())
             file.flush()
             os.fsync(file.fileno())
-        self.cells[key] = rows
-        return rows
+        self.cells.setdefault(key, {}).update((row[self.identity], row) for row in rows)
+
+    def note(self, key: str, name: str, values: Mapping[str, Any]) -> None:
+        """Sets an entry of a cell's records, by identity; `save` writes it."""
+        for identity, value in values.items():
+            self.cells[key][identity][name] = value
+
+    def save(self) -> None:
+        """Writes everything that was read, added or noted into one file, and drops those of processes."""
+        records = (record for rows in self.cells.values() for record in rows.values())
+        write_atomic(self.path, "".join(json.dumps(record) + "\n" for record in records))
+        for part in self._parts():
+            part.unlink()
+
+    def _parts(self) -> list[Path]:
+        return sorted(self.path.parent.glob(f"{self.path.stem}.rank*.jsonl"))
+
+    def read(self) -> None:
+        """Reads what all processes have written so far."""
+        for path in (self.path, *self._parts()):
+            for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+                try:
+                    record = json.loads(line)
+                except json.JSONDecodeError:
+                    continue
+                self.cells.setdefault(record["cell"], {})[record[self.identity]] = record
 
 
 def write_atomic(path: Path, text: str) -> None:

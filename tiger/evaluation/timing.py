@@ -25,6 +25,7 @@ class Timing:
         first: Median seconds to the first token of each group.
         phases: Seconds per phase, summed over all rounds and repeats.
         rounds: Number of those rounds.
+        peak_bytes: Most GPU memory in use, weights of all decoders included; 0 without a GPU.
     """
 
     seconds: list[float] = field(default_factory=list)
@@ -32,6 +33,7 @@ class Timing:
     first: list[float] = field(default_factory=list)
     phases: dict[str, float] = field(default_factory=dict)
     rounds: int = 0
+    peak_bytes: int = 0
 
     @property
     def tokens_per_second(self) -> float:
@@ -94,9 +96,14 @@ def measure(
         first: dict[str, list[float]] = {name: [] for name in runs}
         for repeat in range(repeats):
             for name in list(runs)[:: -1 if repeat % 2 else 1]:
+                if torch.cuda.is_available():
+                    torch.cuda.reset_peak_memory_stats()
                 start = time.perf_counter()
                 answers = runs[name](group)
                 seconds[name].append(time.perf_counter() - start)
+                if torch.cuda.is_available():
+                    peak = torch.cuda.max_memory_allocated()
+                    timings[name].peak_bytes = max(timings[name].peak_bytes, peak)
                 first[name].append(answers[0].prefill_seconds)
                 _add_phases(timings[name], answers)
                 if repeat == 0:
