@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 TAGS = ("count", "ocr", "reasoning", "description", "visual_qa")
 YES_NO_STARTS = (
@@ -26,27 +27,31 @@ class QuestionFilter:
         min_words: Fewest words of a question.
         max_words: Most words of a question.
         drop_yes_no: Whether short pure yes/no questions are dropped.
+        apply_to: Whose words are counted: of the question as the data set has it, or of the prompt, with the
+            hint, choices or instruction that a source adds.
     """
 
     min_words: int = 5
     max_words: int = 60
     drop_yes_no: bool = True
+    apply_to: Literal["question", "prompt"] = "question"
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_words <= self.max_words:
             raise ValueError(f"Need 0 <= min_words <= max_words, got {self.min_words} and {self.max_words}.")
 
-    def reason(self, question: str, answers: Sequence[str] = ()) -> str | None:
+    def reason(self, question: str, answers: Sequence[str] = (), prompt: str = "") -> str | None:
         """Why a question is dropped.
 
         Args:
             question: The human text without image placeholders.
             answers: Reference answers, if known.
+            prompt: What is asked, if more than the question.
 
         Returns:
             "too_few_words", "too_many_words", "yes_no", or None to keep the question.
         """
-        words = len(question.split())
+        words = len((prompt or question if self.apply_to == "prompt" else question).split())
         if words < self.min_words:
             return "too_few_words"
         if words > self.max_words:

@@ -10,6 +10,8 @@ from datasets import Dataset, IterableDataset, load_dataset, load_from_disk
 from datasets import Image as ImageFeature
 from datasets import List as ListFeature
 from datasets.exceptions import DatasetNotFoundError
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
 Opened: TypeAlias = "Dataset | IterableDataset"
 
@@ -46,7 +48,30 @@ def open_rows(
             return _encoded(_load(name, split, config, streaming))
         except (ConnectionError, DatasetNotFoundError) as error:
             failures.append(f"{name} ({str(error).splitlines()[0]})")
-    raise FileNotFoundError(
+    raise _unreachable(failures)
+
+
+def hub_file(candidates: Sequence[str], name: str) -> Path:
+    """Fetches one file of a data set repository, by the first id that works.
+
+    Args:
+        candidates: Hub ids of the same data, tried in this order.
+        name: Name of the file in the repository.
+
+    Raises:
+        FileNotFoundError: If no candidate can be reached.
+    """
+    failures: list[str] = []
+    for repo in candidates:
+        try:
+            return Path(hf_hub_download(repo, name, repo_type="dataset"))
+        except (OSError, HfHubHTTPError, LocalEntryNotFoundError) as error:
+            failures.append(f"{repo} ({str(error).splitlines()[0]})")
+    raise _unreachable(failures)
+
+
+def _unreachable(failures: Sequence[str]) -> FileNotFoundError:
+    return FileNotFoundError(
         f"None of the hub ids can be reached: {'; '.join(failures) or 'there are none'}. Check the network "
         "and HF_HUB_OFFLINE, give another id, or give the path of a local copy."
     )

@@ -16,6 +16,7 @@ from rich.progress import track
 from data_modules.examples import PromptFormat
 from data_modules.files import write_whole
 from data_modules.mixture import Mixture
+from data_modules.sources import SkipRow
 from tiger.backbones.base import Backbone
 from tiger.backbones.folders import commit_of, model_files, resolve
 from tiger.backbones.loading import Quantization
@@ -134,15 +135,24 @@ def _generate(
     with path.open("a", encoding="utf-8") as file:
         # Whole batches are answered again: an answer must not depend on where an earlier run was killed.
         for batch in track(batches, description="Verifier answers"):
-            answers = decoder.generate([form.prompt(mixture[i]) for i in batch])
-            lines = [
-                json.dumps({"id": a.id, "tokens": a.tokens, "finish": a.finish})
-                for a in answers
-                if a.id not in done
-            ]
-            file.write("".join(f"{line}\n" for line in lines))
+            lines = [line for line in _answer(mixture, form, decoder, batch) if line["id"] not in done]
+            file.write("".join(f"{json.dumps(line)}\n" for line in lines))
             file.flush()
             os.fsync(file.fileno())
+
+
+def _answer(
+    mixture: Mixture, form: PromptFormat, decoder: AutoregressiveDecoder, batch: list[int]
+) -> list[dict[str, object]]:
+    """The answers to some prompts; a damaged picture gets an empty one, as `Examples` does without it."""
+    prompts, lines = [], []
+    for index in batch:
+        try:
+            prompts.append(form.prompt(mixture[index]))
+        except SkipRow as skipped:
+            lines.append({"id": mixture.key(index), "tokens": [], "finish": skipped.reason})
+    answers = decoder.generate(prompts) if prompts else []
+    return lines + [{"id": a.id, "tokens": a.tokens, "finish": a.finish} for a in answers]
 
 
 def _batches(mixture: Mixture, batch_size: int) -> Iterator[list[int]]:

@@ -7,10 +7,12 @@ from functools import cache
 from pathlib import Path
 from random import Random
 
-from data_modules.sources import Row
+from PIL import Image
+
+from data_modules.sources import Picture, Row
 from data_modules.synthetic import world
 from data_modules.synthetic.schemas import to_row
-from data_modules.synthetic.world import SPLITS, generate
+from data_modules.synthetic.world import IMAGE_SIZE, SPLITS, generate
 
 KIND_OF_SOURCE = {
     "llava": "scene",
@@ -20,6 +22,24 @@ KIND_OF_SOURCE = {
     "tallyqa": "count",
     "chartqa": "chart",
 }
+
+
+class WorldPicture(Picture):
+    """A picture of the world, rendered when it is needed.
+
+    Args:
+        seed: Seed of the sample.
+        kind: Kind of the sample.
+    """
+
+    def __init__(self, seed: int, kind: str) -> None:
+        self.seed, self.kind = seed, kind
+        self.name = self.identity = f"{kind}/{seed}/{_world_version()}"
+        self.size = (IMAGE_SIZE, IMAGE_SIZE)
+
+    def decode(self) -> Image.Image:
+        """Renders the picture."""
+        return Image.fromarray(generate(self.seed, self.kind).image)
 
 
 class WorldRows:
@@ -45,10 +65,10 @@ class WorldRows:
         return self.available
 
     def __getitem__(self, number: int) -> Row:
-        """One turn of one rendered image, in the schema of the source."""
-        sample = generate(self._seed(number), self.kind)
+        """One turn of one image, which is not rendered yet, in the schema of the source."""
+        sample = generate(self._seed(number), self.kind, is_drawn=False)
         turn = Random(f"turn-{self.kind}-{sample.seed}").randrange(len(sample.turns))
-        return to_row(sample, turn)[1]
+        return to_row(sample, turn)[1] | {"image": WorldPicture(sample.seed, self.kind)}
 
     def key(self, number: int) -> str:
         """Name of a row, unique over all splits and kinds."""

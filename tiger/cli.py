@@ -19,9 +19,14 @@ VERBS = {
     "generate": "Answer one prompt about an image, showing rounds and speed.",
     "benchmark": "Compare decoders on evaluation sets: AccLen, speed, scores, exactness.",
     "plan": "Memory and work of a pair and a stage, before any weights are there.",
-    "data": "Prepare data: cache-teacher keeps the verifier's lessons for KD.",
+    "data": "Prepare data: mixtures of a recipe, the verifier's lessons for KD.",
 }
-DATA = {"cache-teacher": "Keep the verifier's likeliest tokens and its attention along the training answers."}
+DATA = {
+    "build": "Build the mixture of a recipe: manifest.json and report.md.",
+    "report": "Print what a built mixture was made of.",
+    "verify": "Rebuild a mixture and compare it with its manifest.",
+    "cache-teacher": "Keep the verifier's likeliest tokens and its attention along the training answers.",
+}
 PROGRAM = "python -m tiger"
 EXTENDS = "extends"
 SAVE_MEMORY = (
@@ -94,9 +99,14 @@ def _data(words: list[str]) -> Any:
         known = ", ".join(DATA)
         print(f"{PROGRAM} data: error: unknown verb {name!r}; choose one of: {known}.", file=sys.stderr)
         raise SystemExit(2)
-    from tiger.training.cache_teacher import cache_teacher
+    options = expand_configs(words[1:])
+    if name == "cache-teacher":
+        from tiger.training.cache_teacher import cache_teacher
 
-    return cache_teacher(expand_configs(words[1:]))
+        return cache_teacher(options)
+    from data_modules import verbs
+
+    return {"build": verbs.build, "report": verbs.report, "verify": verbs.verify}[name](options)
 
 
 def expand_configs(words: list[str]) -> list[str]:

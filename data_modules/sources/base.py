@@ -2,55 +2,17 @@
 
 from __future__ import annotations
 
-import io
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from PIL import Image
-
 from data_modules.filters import question_tag
+from data_modules.sources.record import Picture, Record, SkipRow, picture
 
 Row = Mapping[str, Any]
 
-LARGEST_ASPECT = 200  # image processors of the Qwen family refuse longer strips
-
-
-@dataclass(frozen=True)
-class Record:
-    """One question about one or more pictures.
-
-    Attributes:
-        images: RGB pictures.
-        prompt: The question as the source has it, without image placeholders.
-        answers: Reference answers, the training target first; empty where the source has none.
-        source: Name of the source.
-        id: Name of the row, unique in a mixture.
-        tag: One of `TAGS`.
-        licence: Licence of the source.
-    """
-
-    images: tuple[Image.Image, ...]
-    prompt: str
-    answers: tuple[str, ...]
-    source: str
-    id: str
-    tag: str
-    licence: str
-
-
-class SkipRow(ValueError):
-    """A row cannot be used.
-
-    Attributes:
-        reason: A short name, counted in the report of a mixture.
-    """
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+GROUPED = ("texts", "images")  # columns of rows grouped by image, as in the_cauldron and FineVision
 
 
 class Source(ABC):
@@ -59,17 +21,44 @@ class Source(ABC):
     Args:
         image_root: Folder of the images, for rows that hold a path in place of a picture.
         require_answers: Whether a row without an answer is skipped; the verifier's own answers need none.
+
+    Attributes:
+        name: Name of the source.
+        licence: Licence of the data set.
+        repos: Hub ids of the data set, those of today first.
+        config: Configuration of the hub data set, if it has several.
+        file: A file of the hub repository that holds the rows, where the repository is no data set itself.
+        columns: Columns that are read, one tuple for each schema the data set is published in.
     """
 
     name: ClassVar[str]
     licence: ClassVar[str]
+    repos: ClassVar[tuple[str, ...]]
+    config: ClassVar[str | None] = None
+    file: ClassVar[str | None] = None
+    columns: ClassVar[tuple[tuple[str, ...], ...]]
 
     def __init__(self, image_root: str | Path | None = None, require_answers: bool = True) -> None:
         self.image_root = Path(image_root or ".")
         self.require_answers = require_answers
 
+    @classmethod
+    def check_columns(cls, found: Sequence[str]) -> None:
+        """Checks that a data set has the columns of one of the known schemas.
+
+        Raises:
+            ValueError: If not; naming the expected and the found columns.
+        """
+        known = (*cls.columns, GROUPED)
+        if not any(set(columns) <= set(found) for columns in known):
+            expected = " or ".join("(" + ", ".join(columns) + ")" for columns in known)
+            raise ValueError(
+                f"{cls.name}: expected the columns {expected}, found ({', '.join(found)}). Name a data set "
+                "of one of these schemas."
+            )
+
     def parse(self, row: Row, key: str) -> Record:
-        """Reads a row.
+        """Reads a row; its pictures are not decoded.
 
         Args:
             row: The row, in any of the schemas the source is published in.
@@ -82,70 +71,41 @@ class Source(ABC):
             question, answers = self.read_turn(row) if "texts" in row else self.read(row)
             question = question.replace("<image>", "").strip()
             answers = tuple(answer.strip() for answer in answers if answer.strip())
+            prompt = self.prompt(row, question)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise error if isinstance(error, SkipRow) else SkipRow("malformed") from error
         if not question:
             raise SkipRow("no_question")
         if self.require_answers and not answers:
             raise SkipRow("no_answer")
-        return Record(
-            self.images(row),
-            question,
-            answers,
-            self.name,
-            key,
-            question_tag(question, self.name),
-            self.licence,
-        )
+        tag = question_tag(question, self.name)
+        return Record(self.images(row), question, prompt, answers, self.name, key, tag, self.licence)
 
     @abstractmethod
     def read(self, row: Row) -> tuple[str, Sequence[str]]:
         """The question of a row and its reference answers, the training target first."""
 
     def read_turn(self, row: Row) -> tuple[str, Sequence[str]]:
-        """The first question and answer of a row grouped by image, as in the_cauldron and FineVision."""
+        """The first question and answer of a row grouped by image."""
         texts = row["texts"]
         turn = {k: v[0] for k, v in texts.items()} if isinstance(texts, Mapping) else texts[0]
         return turn["user"], [turn["assistant"]]
 
-    def images(self, row: Row) -> tuple[Image.Image, ...]:
-        """The decoded pictures of a row.
+    def prompt(self, row: Row, question: str) -> str:
+        """What is asked: the question, unless the source adds to it."""
+        return question
+
+    def images(self, row: Row) -> tuple[Picture, ...]:
+        """The pictures of a row.
 
         Raises:
             SkipRow: If there is none or one cannot be read.
         """
         values = row.get("images") or [row.get("image")]
-        found = tuple(decode_image(value, self.image_root) for value in values if value is not None)
+        found = tuple(picture(value, self.image_root) for value in values if value is not None)
         if not found:
             raise SkipRow("no_image")
         return found
-
-
-def decode_image(value: Any, root: Path = Path()) -> Image.Image:
-    """Decodes a picture to RGB.
-
-    Args:
-        value: A PIL image, encoded bytes, a dictionary with `bytes` or `path`, or a path.
-        root: Folder that paths are relative to.
-
-    Raises:
-        SkipRow: If the file is missing, cannot be decoded, or is a strip that no image processor accepts.
-    """
-    if isinstance(value, Mapping):
-        value = value.get("bytes") or value.get("path")
-    try:
-        if isinstance(value, bytes):
-            value = io.BytesIO(value)
-        elif not isinstance(value, Image.Image):
-            value = root / value
-        image = (value if isinstance(value, Image.Image) else Image.open(value)).convert("RGB")
-    except FileNotFoundError as error:
-        raise SkipRow("missing_image") from error
-    except (OSError, SyntaxError, TypeError, ValueError, Image.DecompressionBombError) as error:
-        raise SkipRow("unreadable_image") from error
-    if max(image.size) > LARGEST_ASPECT * min(image.size):
-        raise SkipRow("extreme_aspect")
-    return image
 
 
 def texts(value: Any) -> list[str]:

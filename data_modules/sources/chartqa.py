@@ -12,6 +12,8 @@ class ChartQA(Source):
 
     name = "chartqa"
     licence = "GPL-3.0"
+    repos = ("HuggingFaceM4/ChartQA", "lmms-lab-encoder/ChartQA", "lmms-lab/ChartQA")
+    columns = (("image", "query", "label"), ("image", "question", "answer"))
 
     def read(self, row: Row) -> tuple[str, Sequence[str]]:
         """The question and its answers."""

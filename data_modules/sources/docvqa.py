@@ -12,6 +12,9 @@ class DocVQA(Source):
 
     name = "docvqa"
     licence = "RRC and UCSF terms"
+    repos = ("lmms-lab-encoder/DocVQA", "lmms-lab/DocVQA")
+    config = "DocVQA"
+    columns = (("image", "question", "answers"),)
 
     def read(self, row: Row) -> tuple[str, Sequence[str]]:
         """The question and all its answers."""

@@ -18,6 +18,8 @@ class ScienceQA(Source):
 
     name = "scienceqa"
     licence = "CC BY-NC-SA 4.0"
+    repos = ("derek-thomas/ScienceQA",)
+    columns = (("image", "question", "choices", "answer"),)
 
     def __init__(self, with_choices: bool = False, **options: object) -> None:
         super().__init__(**options)  # type: ignore[arg-type]
@@ -25,10 +27,14 @@ class ScienceQA(Source):
 
     def read(self, row: Row) -> tuple[str, Sequence[str]]:
         """The question, and the solution followed by the right choice."""
-        question, choices, index = row["question"], texts(row["choices"]), row.get("answer")
-        if self.with_choices:
-            hint = row.get("hint") or ""
-            lines = [f"{letter}. {choice}" for letter, choice in zip(ascii_uppercase, choices, strict=False)]
-            question = "\n".join([*([hint] if hint not in ("", "nan") else []), question, *lines])
+        choices, index = texts(row["choices"]), row.get("answer")
         right = [] if index is None or index < 0 else [choices[index]]
-        return question, [*texts(row.get("solution")), *right]
+        return row["question"], [*texts(row.get("solution")), *right]
+
+    def prompt(self, row: Row, question: str) -> str:
+        """The question, between hint and lettered choices if these are shown."""
+        if not self.with_choices:
+            return question
+        hint, choices = row.get("hint") or "", texts(row["choices"])
+        lines = [f"{letter}. {choice}" for letter, choice in zip(ascii_uppercase, choices, strict=False)]
+        return "\n".join([*([hint] if hint not in ("", "nan") else []), question, *lines])

@@ -13,6 +13,8 @@ class TextVQA(Source):
 
     name = "textvqa"
     licence = "CC BY 4.0"
+    repos = ("lmms-lab-encoder/textvqa", "lmms-lab/textvqa")
+    columns = (("image", "question", "answers"),)
 
     def read(self, row: Row) -> tuple[str, Sequence[str]]:
         """The question and all its answers, most frequent first."""

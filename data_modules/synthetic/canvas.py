@@ -30,13 +30,16 @@ _STAR = ((50, 0), (62, 36), (100, 37), (70, 60), (81, 97), (50, 75), (19, 97), (
 _TRIANGLE = ((50, 2), (100, 95), (0, 95))
 
 
-def blank(colour: Colour) -> Image:
-    """Returns an image filled with one colour."""
-    return np.full((IMAGE_SIZE, IMAGE_SIZE, 3), colour, dtype=np.uint8)
+def blank(colour: Colour, is_drawn: bool = True) -> Image:
+    """Returns an image filled with one colour, or one without pixels, on which nothing is drawn."""
+    side = IMAGE_SIZE if is_drawn else 0
+    return np.full((side, side, 3), colour, dtype=np.uint8)
 
 
 def paste(image: Image, mask: Mask, x: int, y: int, colour: Colour) -> None:
     """Paints a mask whose top left corner is at (x, y), clipped at the borders."""
+    if not image.size:
+        return
     top, left = max(0, y), max(0, x)
     view = image[top : y + mask.shape[0], left : x + mask.shape[1]]
     if view.size:
@@ -45,6 +48,8 @@ def paste(image: Image, mask: Mask, x: int, y: int, colour: Colour) -> None:
 
 def rectangle(image: Image, x0: int, y0: int, x1: int, y1: int, colour: Colour) -> None:
     """Fills the half-open rectangle [x0, x1) x [y0, y1)."""
+    if not image.size:
+        return
     image[max(0, y0) : max(0, y1), max(0, x0) : max(0, x1)] = colour
 
 
@@ -52,6 +57,8 @@ def segment(
     image: Image, start: tuple[int, int], end: tuple[int, int], colour: Colour, width: int = 3
 ) -> None:
     """Draws a thick line between two points."""
+    if not image.size:
+        return
     steps = max(abs(end[0] - start[0]), abs(end[1] - start[1]), 1)
     for step in range(steps + 1):
         x = start[0] + (end[0] - start[0]) * step // steps - width // 2
@@ -104,6 +111,8 @@ def shape_mask(shape: str, size: int) -> Mask:
 
 def draw_shape(image: Image, shape: str, size: int, x: int, y: int, colour: Colour) -> None:
     """Draws a shape centred at (x, y)."""
+    if not image.size:
+        return
     paste(image, shape_mask(shape, size), x - size // 2, y - size // 2, colour)
 
 
@@ -177,8 +186,9 @@ def text(
     """
     centres = []
     for index, char in enumerate(words):
-        mask = glyph(char, font, scale)
         centre = x + index * advance
-        paste(image, mask, centre - mask.shape[1] // 2, y - mask.shape[0] // 2, colour)
+        if image.size:
+            mask = glyph(char, font, scale)
+            paste(image, mask, centre - mask.shape[1] // 2, y - mask.shape[0] // 2, colour)
         centres.append((float(centre), float(y)))
     return centres

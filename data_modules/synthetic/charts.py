@@ -15,14 +15,14 @@ _BASE, _UNIT, _LEFT = 108, 12, 14
 Column = tuple[str, int]  # label, value
 
 
-def build(rng: Random) -> tuple[Image, list[Turn], list[Mark]]:
+def build(rng: Random, is_drawn: bool = True) -> tuple[Image, list[Turn], list[Mark]]:
     """Draws a chart; returns its image, all its turns and its marks."""
     sort, hue = rng.choice(("bar", "line")), rng.choice(_HUES)
     count = rng.randint(3, 5)
     names = rng.choice((MONTHS, NAMES))
     labels = [names[i] for i in sorted(rng.sample(range(len(names)), count))]
     columns = [(label, rng.randint(1, 8)) for label in labels]
-    image = blank(rng.choice(_PAPERS))
+    image = blank(rng.choice(_PAPERS), is_drawn)
     pitch = (128 - _LEFT) // count
     points = [(_LEFT + pitch * i + pitch // 2, _BASE - _UNIT * value) for i, (_, value) in enumerate(columns)]
     _axes(image)

@@ -21,10 +21,10 @@ from data_modules.synthetic.types import (
 Thing = tuple[str, str]  # colour, shape
 
 
-def build(rng: Random) -> tuple[Image, list[Turn], list[Mark]]:
+def build(rng: Random, is_drawn: bool = True) -> tuple[Image, list[Turn], list[Mark]]:
     """Draws things to count; returns the image, all its turns and its marks."""
     things = _things(rng)
-    image = blank(rng.choice(BACKGROUNDS))
+    image = blank(rng.choice(BACKGROUNDS), is_drawn)
     marks: list[Mark] = []
     for place, (colour, shape) in zip(rng.sample(range(16), len(things)), things, strict=True):
         x = 16 + 32 * (place % 4) + rng.randint(-4, 4)

@@ -14,11 +14,11 @@ _LETTERS = "ABCDEFGHJKLMNPRSTUVWXYZ"
 _ORDINALS = ("first", "second", "third", "fourth")
 
 
-def build(rng: Random) -> tuple[Image, list[Turn], list[Mark]]:
+def build(rng: Random, is_drawn: bool = True) -> tuple[Image, list[Turn], list[Mark]]:
     """Draws a document; returns its image, all its turns and its marks."""
     fields = rng.sample(FIELDS, rng.randint(3, 4))
     lines = [(field, value) for field, value in zip(fields, _values(rng, len(fields)), strict=True)]
-    image, ink = blank(rng.choice(BACKGROUNDS)), rng.choice(_INKS)
+    image, ink = blank(rng.choice(BACKGROUNDS), is_drawn), rng.choice(_INKS)
     paste(image, rounded_mask(122, 124, 3), 3, 2, rng.choice(_PAPERS))
     header = rng.choice((None, *_HEADERS)) if rng.random() < 0.7 else None
     marks: list[Mark] = []

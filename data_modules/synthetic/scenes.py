@@ -45,12 +45,12 @@ class _Thing:
         return f"{self.colour} {self.shape}"
 
 
-def build(rng: Random) -> tuple[Image, list[Turn], list[Mark]]:
+def build(rng: Random, is_drawn: bool = True) -> tuple[Image, list[Turn], list[Mark]]:
     """Draws a scene; returns its image, all its turns and its marks."""
     places = sorted(rng.sample(range(9), rng.randint(2, 5)))
     pairs = rng.sample([(shape, colour) for shape in SHAPES for colour in PALETTE], len(places))
     things = [_Thing(*pair, rng.choice(SIZES), place) for pair, place in zip(pairs, places, strict=True)]
-    image = blank(rng.choice(BACKGROUNDS))
+    image = blank(rng.choice(BACKGROUNDS), is_drawn)
     free = rng.random() < 0.5
     marks: list[Mark] = []
     for thing in things:

@@ -7,7 +7,7 @@ from typing import Any
 
 from PIL import Image
 
-from data_modules.synthetic.types import LABELS, Sample, Turn
+from data_modules.synthetic.types import IMAGE_SIZE, LABELS, Sample, Turn
 
 Row = dict[str, Any]
 
@@ -20,16 +20,20 @@ def to_row(sample: Sample, turn_index: int) -> tuple[str, Row]:
         turn_index: Which of its turns.
 
     Returns:
-        The name of the source and the row, whose image is a PIL image.
+        The name of the source and the row, whose image is a PIL image, or None if the sample is not drawn.
     """
     source, build = _SCHEMAS[sample.kind]
     return source, build(sample, sample.turns[turn_index], sample.seed * 8 + turn_index)
 
 
+def _image(sample: Sample) -> Image.Image | None:
+    return Image.fromarray(sample.image) if sample.image.size else None
+
+
 def _llava(sample: Sample, turn: Turn, number: int) -> Row:
     return {
         "id": f"{number:012d}",
-        "image": Image.fromarray(sample.image),
+        "image": _image(sample),
         "conversations": [
             {"from": "human", "value": f"<image>\n{turn.question}"},
             {"from": "gpt", "value": turn.answer},
@@ -42,7 +46,7 @@ def _tallyqa(sample: Sample, turn: Turn, number: int) -> Row:
         "answer": turn.number,
         "full_answer": turn.answer,
         "data_source": "synthetic",
-        "image": Image.fromarray(sample.image),
+        "image": _image(sample),
         "image_id": sample.seed,
         "question": turn.question,
         "question_id": number,
@@ -50,16 +54,15 @@ def _tallyqa(sample: Sample, turn: Turn, number: int) -> Row:
 
 
 def _textvqa(sample: Sample, turn: Turn, number: int) -> Row:
-    height, width = sample.image.shape[:2]
     chars = sorted((mark.x, mark.value) for mark in sample.marks if mark.label == "char")
     return {
         "image_id": f"{sample.seed:016x}",
         "question_id": number,
         "question": turn.question,
         "question_tokens": turn.question.lower().rstrip("?.").split(),
-        "image": Image.fromarray(sample.image),
-        "image_width": width,
-        "image_height": height,
+        "image": _image(sample),
+        "image_width": IMAGE_SIZE,
+        "image_height": IMAGE_SIZE,
         "flickr_original_url": "",
         "flickr_300k_url": "",
         "answers": [turn.answer] * 10,
@@ -74,7 +77,7 @@ def _docvqa(sample: Sample, turn: Turn, number: int) -> Row:
         "questionId": str(number),
         "question": turn.question,
         "question_types": ["form"],
-        "image": Image.fromarray(sample.image),
+        "image": _image(sample),
         "docId": sample.seed,
         "ucsf_document_id": f"synthetic{sample.seed}",
         "ucsf_document_page_no": "1",
@@ -85,7 +88,7 @@ def _docvqa(sample: Sample, turn: Turn, number: int) -> Row:
 
 def _chartqa(sample: Sample, turn: Turn, number: int) -> Row:
     return {
-        "image": Image.fromarray(sample.image),
+        "image": _image(sample),
         "query": turn.question,
         "label": [turn.answer],
         "human_or_machine": number % 2,
@@ -94,7 +97,7 @@ def _chartqa(sample: Sample, turn: Turn, number: int) -> Row:
 
 def _scienceqa(sample: Sample, turn: Turn, number: int) -> Row:
     return {
-        "image": Image.fromarray(sample.image),
+        "image": _image(sample),
         "question": turn.question,
         "choices": list(turn.choices),
         "answer": turn.answer_index,

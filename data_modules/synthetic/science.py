@@ -40,12 +40,12 @@ _SORTS = (
 Item = tuple[str, int, str]  # letter, level, colour
 
 
-def build(rng: Random) -> tuple[Image, list[Turn], list[Mark]]:
+def build(rng: Random, is_drawn: bool = True) -> tuple[Image, list[Turn], list[Mark]]:
     """Draws two to four items; returns the image, all its turns and its marks."""
     sort, count = rng.choice(_SORTS), rng.randint(2, 4)
     levels, hues = rng.sample(range(1, 7), count), rng.sample(_HUES, count)
     items = list(zip("ABCD", levels, hues, strict=False))
-    image = blank(rng.choice(_PAPERS))
+    image = blank(rng.choice(_PAPERS), is_drawn)
     rectangle(image, 4, _BASE, 124, _BASE + 2, _INK)
     pitch = 120 // count
     marks: list[Mark] = []

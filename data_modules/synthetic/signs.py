@@ -26,7 +26,7 @@ _FONTS = ("regular", "bold", "italic")
 STEP = CELL // 2  # characters stand on half cells, so that a tiny vision tower can learn to read them
 
 
-def build(rng: Random) -> tuple[Image, list[Turn], list[Mark]]:
+def build(rng: Random, is_drawn: bool = True) -> tuple[Image, list[Turn], list[Mark]]:
     """Draws a sign; returns its image, all its turns and its marks."""
     scale = rng.choice((2, 2, 3))
     advance = CELL if scale == 2 else CELL + STEP
@@ -39,7 +39,7 @@ def build(rng: Random) -> tuple[Image, list[Turn], list[Mark]]:
     start = STEP * rng.randint(-(-(1 + inset) // STEP), (IMAGE_SIZE - 1 - width + inset) // STEP)
     middle = STEP * rng.randint(-(-(2 + height // 2) // STEP), (IMAGE_SIZE - 2 - height // 2) // STEP)
     left, top = start - inset, middle - height // 2
-    image = blank(rng.choice(BACKGROUNDS))
+    image = blank(rng.choice(BACKGROUNDS), is_drawn)
     radius = rng.randint(3, 9)
     paste(image, rounded_mask(width, height, radius), left, top, BLACK)
     paste(image, rounded_mask(width - 4, height - 4, max(radius - 2, 1)), left + 2, top + 2, COLOURS[plate])

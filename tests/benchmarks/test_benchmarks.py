@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from data_modules.recipe import Recipe
 from data_modules.synthetic.world import generate
 from tiger.decoding.records import Generation
 from tiger.evaluation.prompts import load_prompts
@@ -155,6 +156,17 @@ def test_a_script_that_is_not_followed_is_noticed(scripts, monkeypatch):
     monkeypatch.setattr(ScriptedDrafter, "propose", lambda self, *args: self.inner.propose(*args))
     with pytest.raises(RuntimeError, match=r"Rounds accepted .* instead of 4"):
         gpu_check.decode_speedups(verifier, drafter, requests, size, passes)
+
+
+def test_the_stand_in_mixture_is_built_whole(scripts, tmp_path):
+    from mixture_memory import measure, write
+
+    counts = {"llava": 12, "textvqa": 8, "scienceqa": 4, "docvqa": 3, "tallyqa": 3, "chartqa": 2}
+    write(tmp_path, counts)
+    found = measure(Recipe.of(json.loads((tmp_path / "recipe.json").read_text())), 6)
+    assert found["rows"] == sum(counts.values())
+    assert 0 < found["anonymous_GiB"] <= found["peak_GiB"]
+    assert min(found["built_rows_per_s"], found["decoded_rows_per_s"]) > 0
 
 
 def test_round_overhead_counts_what_is_outside_of_models(scripts):

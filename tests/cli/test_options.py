@@ -2,7 +2,7 @@
 
 from jsonargparse import ArgumentParser
 
-from data_modules import SyntheticDataModule
+from data_modules import MixtureDataModule, SyntheticDataModule
 from tiger.evaluation.generate import generate
 from tiger.evaluation.runner import benchmark
 from tiger.training import AcceptanceAlignment, KDWarmStart
@@ -12,15 +12,16 @@ block_size decay_steps drafter gradient_checkpointing guidance_layers guidance_p
 layout lora max_new_tokens num_anchors num_routed optimizer query remember seed selector train_vision
 validation_temperature verifier verifier_dtype verifier_quantization warmup_steps
 """
+PROMPTS = """
+batch_size cache_dir max_length max_new_tokens max_pixels num_test num_validation num_workers prompt_template
+response_batch_size response_temperature responses seed verifier verifier_dtype verifier_quantization
+"""
 OPTIONS = {
     KDWarmStart: TASK + "ce_weight loss teacher_cache temperature",
     AcceptanceAlignment: TASK
     + "beta credit group_size kd_weight objective reward rollout_chunk temperature test",
-    SyntheticDataModule: """
-batch_size cache_dir evaluation_mixture kinds max_length max_new_tokens mixture num_test num_train
-num_validation num_workers prompt_template question_filter response_batch_size response_temperature responses
-seed verifier verifier_dtype verifier_quantization
-""",
+    SyntheticDataModule: PROMPTS + "evaluation_mixture kinds mixture num_train question_filter",
+    MixtureDataModule: PROMPTS + "folder",
     generate: """
 block_size compare drafter dtype images max_frames max_new_tokens num_routed num_threads prompt seed system
 temperature top_k top_p trace verifier verifier_quantization video_fps videos

@@ -32,6 +32,13 @@ def test_reasons(question, answers, reason):
     assert QuestionFilter().reason(question, answers) == reason
 
 
+def test_words_of_the_prompt_are_counted_on_request():
+    prompt = "Look at the map.\nWhich city?\nA. Rome\nB. Bern"
+    assert QuestionFilter().reason("Which city?", (), prompt) == "too_few_words"
+    assert QuestionFilter(apply_to="prompt").reason("Which city?", (), prompt) is None
+    assert QuestionFilter(apply_to="prompt").reason("Which city?") == "too_few_words"
+
+
 def test_yes_no_rule_is_optional():
     assert QuestionFilter(drop_yes_no=False).reason("Is the sky blue today?") is None
 

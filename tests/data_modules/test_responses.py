@@ -7,12 +7,15 @@ from array import array
 import pytest
 import torch
 from helpers import fresh_backbone, tiny_backbone
+from hub_rows import encoded
 
 from data_modules import responses
-from data_modules.examples import PromptFormat
-from data_modules.mixture import Mixture, Share
+from data_modules.examples import Examples, PromptFormat
+from data_modules.index import Share
+from data_modules.mixture import mix
 from data_modules.responses import FINISHED, PARTIAL, ResponseSettings, fingerprint, load_or_generate
-from data_modules.sources import ChartQA, Llava
+from data_modules.sources import ChartQA, DocVQA, Llava
+from data_modules.table_rows import TableRows
 from data_modules.world_rows import WorldRows
 from tiger.decoding.autoregressive import AutoregressiveDecoder
 
@@ -35,7 +38,7 @@ def form(verifier):
 
 @pytest.fixture(scope="module")
 def mixture():
-    return Mixture(
+    return mix(
         "train", [Share(source(), WorldRows(source.name, "train", 0, 20), 5) for source in (Llava, ChartQA)]
     )
 
@@ -117,7 +120,7 @@ def test_other_answers_have_another_file(change, mixture, form, verifier, tmp_pa
     elif change == "template":
         form = PromptFormat(verifier, "{question} Explain.")
     elif change == "mixture":
-        mixture = Mixture("train", [Share(Llava(), WorldRows("llava", "train", 1, 20), 3)])
+        mixture = mix("train", [Share(Llava(), WorldRows("llava", "train", 1, 20), 3)])
     else:
         monkeypatch.setattr(responses, "fingerprint", lambda name: "other weights")
     answer(mixture, form, verifier, tmp_path, settings)
@@ -158,14 +161,15 @@ def test_prompt_length_is_that_of_the_models_input(mixture, form):
     backbone = tiny_backbone()
     for record in mixture:
         prompt = form.prompt(record)
-        assert form.length(prompt) == len(backbone.prepare(prompt).ids)
+        sizes = [image.size for image in prompt.images]
+        assert form.length(prompt.text, sizes) == len(backbone.prepare(prompt).ids)
 
 
 def test_room_is_what_the_prompt_leaves(mixture, verifier):
     prompt = PromptFormat(verifier).prompt(mixture[0])
-    length = PromptFormat(verifier).length(prompt)
+    length = PromptFormat(verifier).length(prompt.text, [image.size for image in prompt.images])
     for limit, wanted, room in [(length + 3, 9, 3), (length + 3, 2, 2), (length, 1, 0), (1000, 9, 9)]:
-        assert PromptFormat(verifier, max_length=limit).room(prompt, wanted) == room
+        assert PromptFormat(verifier, max_length=limit).room(mixture[0], wanted) == room
     assert PromptFormat(verifier, max_length=length).too_long(mixture[0]) == "prompt_too_long"
     assert PromptFormat(verifier, max_length=length + 1).too_long(mixture[0]) is None
 
@@ -182,3 +186,39 @@ def test_bad_formats_are_refused(verifier):
         PromptFormat(verifier, "Answer this.")
     with pytest.raises(FileNotFoundError, match=r"no folder '\./nowhere'"):
         PromptFormat("./nowhere")
+
+
+def test_a_damaged_picture_is_replaced_and_named(form, verifier, tmp_path, caplog):
+    whole = encoded(size=(64, 64))
+    cut = {"bytes": whole["bytes"][:60], "path": "cut.png"}
+    questions = [f"What is written on page {number}?" for number in range(3)]
+    rows = [{"image": image, "question": question, "answers": ["a"]}
+            for image, question in zip((whole, cut, whole), questions, strict=True)]  # fmt: skip
+    mixture = mix("train", [Share(DocVQA(), TableRows("docvqa", {"test": rows}, 0), 3)])
+    found = answer(mixture, form, verifier, tmp_path)
+    assert found("docvqa/test/1") == []
+    assert all(found(f"docvqa/test/{row}") for row in (0, 2))
+    examples = Examples(mixture, form, found)
+    names = [example.prompt.id for example in (examples[i] for i in range(3))]
+    bad = [mixture.key(i) for i in range(3)].index("docvqa/test/1")
+    assert names[bad] == mixture.key((bad + 1) % 3)
+    assert examples.damaged == {"docvqa/test/1"}
+    assert "The picture of docvqa/test/1 cannot be decoded" in caplog.text
+    alone = mix("train", [Share(DocVQA(), TableRows("docvqa", {"test": rows[1:2]}, 0), 1)])
+    with pytest.raises(ValueError, match="No picture of the train split can be decoded"):
+        Examples(alone, form)[0]
+
+
+def test_large_pictures_are_scaled_down(verifier):
+    rows = [{"image": encoded(size=(300, 200)), "question": "What is written here?", "answers": ["a"]}]
+    record = mix("train", [Share(DocVQA(), TableRows("docvqa", {"test": rows}, 0), 1)])[0]
+    sizes = []
+    for limit in (None, 60_000, 15_000):
+        form = PromptFormat(verifier, max_pixels=limit)
+        prompt = form.prompt(record)
+        sizes.append(prompt.images[0].size)
+        inputs = tiny_backbone().prepare(prompt).ids
+        assert form.length(prompt.text, [sizes[-1]]) == len(inputs)
+    assert sizes == [(300, 200), (300, 200), (150, 100)]
+    with pytest.raises(ValueError, match="max_pixels is 0; give 1 or more"):
+        PromptFormat(verifier, max_pixels=0)

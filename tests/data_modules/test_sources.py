@@ -13,7 +13,7 @@ from data_modules.sources import (
     SkipRow,
     TallyQA,
     TextVQA,
-    decode_image,
+    picture,
 )
 from data_modules.synthetic.schemas import to_row
 from data_modules.synthetic.world import KINDS, generate
@@ -45,6 +45,7 @@ def test_rows_of_the_world_keep_question_and_answer(kind):
         assert (record.prompt, record.answers[0]) == (turn.question, turn.answer)
         assert (record.source, record.id, record.images[0].size) == (name, "train/5", (128, 128))
         assert record.licence
+        assert record.images[0].decode().tobytes() == sample.image.tobytes()
 
 
 @pytest.mark.parametrize(
@@ -100,6 +101,7 @@ def test_published_forms(source, row, question, answers):
 
 def test_scienceqa_can_show_hint_and_choices():
     row = {"image": PICTURE, "question": "Q?", "choices": ["a", "b"], "answer": 0, "hint": "Look."}
+    assert ScienceQA(with_choices=True).parse(row, "k").question == "Q?"
     assert ScienceQA(with_choices=True).parse(row, "k").prompt == "Look.\nQ?\nA. a\nB. b"
     assert ScienceQA(with_choices=True).parse(row | {"hint": "nan"}, "k").prompt == "Q?\nA. a\nB. b"
 
@@ -117,7 +119,6 @@ def test_missing_answers(answers):
         ({"image": None}, "no_image"),
         ({}, "no_image"),
         ({"image": b"no picture"}, "unreadable_image"),
-        ({"image": encoded()[:40]}, "unreadable_image"),
         ({"image": {"bytes": None, "path": None}}, "unreadable_image"),
         ({"image": "nowhere.png"}, "missing_image"),
         ({"image": Image.new("RGB", (1, 300))}, "extreme_aspect"),
@@ -144,14 +145,62 @@ def test_scienceqa_answer_out_of_range(value):
 
 
 def test_tallyqa_takes_coco_paths_only(tmp_path):
-    (tmp_path / "train2014").mkdir()
-    PICTURE.save(tmp_path / "train2014" / "x.png")
-    row = {"question": "Q?", "answer": 3}
-    assert TallyQA(tmp_path).parse(row | {"image": "train2014/x.png"}, "k").images[0].size == (6, 4)
-    assert reason(TallyQA(tmp_path), row | {"image": "VG_100K/x.png"}) == "not_coco"
+    name, of_2017 = "val2014/COCO_val2014_000000000042.jpg", "train2017/000000000042.jpg"
+    row = {"question": "Q?", "answer": 3, "image": name}
+    for path, guard, other in ((of_2017, True, False), (name, False, True)):
+        root = tmp_path / path.split("/")[0]
+        (root / path).parent.mkdir(parents=True)
+        PICTURE.save(root / path)
+        assert TallyQA(root, only_train2017=guard).parse(row, "k").images[0].size == (6, 4)
+        assert reason(TallyQA(root, only_train2017=other), row) == "missing_image"
+    assert reason(TallyQA(tmp_path), row | {"image": "VG_100K/7.jpg"}) == "not_coco"
 
 
-@pytest.mark.parametrize("mode", ["P", "L", "RGBA", "1"])
-def test_pictures_become_rgb(mode):
-    image = decode_image({"bytes": encoded(mode), "path": "x.jpg"})
+def test_llava_takes_coco_paths_only(tmp_path):
+    talk = [{"from": "human", "value": "<image>\nWhat is it?"}, {"from": "gpt", "value": "A cat."}]
+    (tmp_path / "coco" / "train2017").mkdir(parents=True)
+    PICTURE.save(tmp_path / "coco" / "train2017" / "000000000042.jpg")
+    record = Llava(tmp_path).parse({"image": "coco/train2017/000000000042.jpg", "conversations": talk}, "k")
+    assert (record.question, record.images[0].name) == ("What is it?", "coco/train2017/000000000042.jpg")
+    assert reason(Llava(tmp_path), {"image": "gqa/images/1.jpg", "conversations": talk}) == "not_coco"
+    assert reason(Llava(tmp_path), {"conversations": talk}) == "no_image"
+    absent = {"image": "coco/train2017/000000000007.jpg", "conversations": talk}
+    assert reason(Llava(tmp_path), absent) == "missing_image"
+
+
+def test_equal_content_is_the_same_picture(tmp_path):
+    (tmp_path / "a.png").write_bytes(encoded())
+    by_path, by_bytes = picture("a.png", tmp_path), picture({"bytes": encoded(), "path": "b.png"})
+    assert by_path.identity == by_bytes.identity != picture(encoded("L")).identity
+    assert (by_path.name, by_bytes.name) == ("a.png", "b.png")
+
+
+def test_only_the_header_is_read_before_a_picture_is_decoded(monkeypatch):
+    whole, cut = picture(encoded()), picture(encoded()[:40])
+    assert whole.size == cut.size == (6, 4)
+    with pytest.raises(SkipRow) as caught:
+        cut.decode()
+    assert caught.value.reason == "unreadable_image"
+    monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("decoded"))
+    record = DocVQA().parse({"image": encoded(), "question": "Q?", "answers": ["a"]}, "k")
+    assert (
+        record.content
+        == DocVQA().parse({"image": encoded(), "question": "Q?", "answers": ["a"]}, "k").content
+    )
+
+
+@pytest.mark.parametrize(
+    ("mode", "form"), [("P", "PNG"), ("L", "PNG"), ("RGBA", "PNG"), ("1", "PNG"), ("CMYK", "JPEG")]
+)
+def test_pictures_become_rgb(mode, form):
+    image = picture({"bytes": encoded(mode, form), "path": "x.jpg"}).decode()
     assert (image.mode, image.size) == ("RGB", (6, 4))
+
+
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
+def test_other_columns_are_refused(source):
+    with pytest.raises(ValueError, match=rf"{source.name}: expected the columns \(.*found \(text, label\)"):
+        source.check_columns(["text", "label"])
+    for columns in source.columns:
+        source.check_columns([*columns, "more"])
+    source.check_columns(["texts", "images"])

@@ -5,12 +5,11 @@ from collections import Counter
 import pytest
 import torch
 from helpers import fresh_backbone
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from toy_fit import Killed, Toy, fit
 
 from data_modules import Batch, Example, SyntheticDataModule
 from data_modules.filters import QuestionFilter
-from data_modules.synthetic_data import SOURCES
+from data_modules.sources import SOURCES
 from data_modules.world_rows import KIND_OF_SOURCE
 from tiger.backbones.base import Prompt
 
@@ -75,7 +74,7 @@ def test_mixtures(folders, options, expected):
     data = ready(folders, num_train=40, **options)
     assert Counter(record.source for record in data.mixtures["train"]) == expected
     assert "requested" in data.report()
-    assert set(expected) <= {source.name for source in SOURCES} == set(KIND_OF_SOURCE)
+    assert set(expected) <= set(SOURCES) == set(KIND_OF_SOURCE)
 
 
 def test_verifier_answers_replace_the_training_responses_only(folders):
@@ -97,7 +96,7 @@ def test_long_responses_are_cut_and_long_prompts_dropped(folders):
     data = ready(folders, max_length=95)
     assert max(lengths) > 95
     for example in data.examples["train"]:
-        assert data.form.length(example.prompt) + len(example.response) <= 95
+        assert data.form.length(example.prompt.text, [(128, 128)]) + len(example.response) <= 95
     with pytest.raises(ValueError, match=r"train split is empty.*prompt_too_long"):
         ready(folders, max_length=60)
 
@@ -133,49 +132,13 @@ def test_batches_move_their_responses():
     assert repr(batch) == "Batch(['n'])"
 
 
-class Killed(Exception):
-    """Stands for the end of the process."""
-
-
-class Toy(LightningModule):
-    """Its weight depends on the order of responses."""
-
-    def __init__(self, kill_at=-1):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(1))
-        self.kill_at, self.seen = kill_at, []
-
-    def training_step(self, batch, batch_idx):
-        if len(self.seen) == self.kill_at:
-            raise Killed
-        self.seen.append([example.prompt.id for example in batch])
-        target = sum(example.response.float().mean() for example in batch)
-        return ((self.weight - target) ** 2).sum()
-
-    def validation_step(self, batch, batch_idx):
-        assert isinstance(batch, Batch)
-
-    def configure_optimizers(self):
-        return torch.optim.Adam(self.parameters(), lr=0.1)
-
-
-def fit(folders, toy, checkpoints, ckpt_path=None, **options):
-    trainer = Trainer(
-        max_epochs=2, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
-        callbacks=[ModelCheckpoint(checkpoints, save_last=True, every_n_train_steps=2, save_top_k=0)],
-        num_sanity_val_steps=0, precision=options.pop("precision", "32-true"),
-    )  # fmt: skip
-    trainer.fit(toy, datamodule=module(folders, **options), ckpt_path=ckpt_path)
-    return toy
-
-
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_killed_fit_sees_the_remaining_batches(folders, tmp_path, num_workers):
     options = {"num_workers": num_workers, "num_validation": 0 if num_workers else 6}
-    whole = fit(folders, Toy(), tmp_path / "whole", **options)
+    whole = fit(module(folders, **options), Toy(), tmp_path / "whole")
     with pytest.raises(Killed):
-        fit(folders, Toy(kill_at=10), tmp_path / "killed", **options)
-    resumed = fit(folders, Toy(), tmp_path / "killed", tmp_path / "killed" / "last.ckpt", **options)
+        fit(module(folders, **options), Toy(kill_at=10), tmp_path / "killed")
+    resumed = fit(module(folders, **options), Toy(), tmp_path / "killed", tmp_path / "killed" / "last.ckpt")
     assert len(whole.seen) == 14
     assert resumed.seen == whole.seen[10:]
     assert torch.equal(resumed.weight, whole.weight)
@@ -183,10 +146,10 @@ def test_a_killed_fit_sees_the_remaining_batches(folders, tmp_path, num_workers)
 
 def test_resuming_with_other_data_is_refused(folders, tmp_path):
     with pytest.raises(Killed):
-        fit(folders, Toy(kill_at=3), tmp_path)
+        fit(module(folders), Toy(kill_at=3), tmp_path)
     with pytest.raises(ValueError, match=r"made with identity = .*start a new run"):
-        fit(folders, Toy(), tmp_path, tmp_path / "last.ckpt", mixture="align")
+        fit(module(folders, mixture="align"), Toy(), tmp_path, tmp_path / "last.ckpt")
 
 
 def test_half_precision_leaves_prompts_alone(folders, tmp_path):
-    assert len(fit(folders, Toy(), tmp_path, precision="bf16-true").seen) == 14
+    assert len(fit(module(folders), Toy(), tmp_path, precision="bf16-true").seen) == 14

@@ -11,7 +11,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 # Classes that nothing here uses are imported so that configs may name them without their module.
 import callbacks  # noqa: F401
-from data_modules import SyntheticDataModule  # noqa: F401
+from data_modules import MixtureDataModule, SyntheticDataModule  # noqa: F401
 from tiger.cli import PROGRAM
 from tiger.training import AcceptanceAlignment, DraftTask, KDWarmStart  # noqa: F401
 

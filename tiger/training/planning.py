@@ -80,7 +80,7 @@ def plan(options: list[str]) -> Memory:
 def _parser() -> LightningArgumentParser:
     """The parser of `fit` without what only a run needs."""
     import callbacks  # noqa: F401  # so that configs may name its classes
-    from data_modules import SyntheticDataModule  # noqa: F401
+    from data_modules import MixtureDataModule, SyntheticDataModule  # noqa: F401
 
     parser = LightningArgumentParser(prog=f"{PROGRAM} plan", allow_abbrev=False)
     parser.add_argument("-c", "--config", action="config", help="configs of pair, stage and trainer")
