@@ -15,7 +15,8 @@ from tiger.decoding.acceptance import Sampling
 from tiger.decoding.autoregressive import AutoregressiveDecoder
 from tiger.decoding.records import Generation
 from tiger.decoding.speculative import SpeculativeDecoder
-from tiger.drafting.routed import RoutedDrafter
+from tiger.drafting.base import Drafter
+from tiger.drafting.methods import build_method, method_options
 from tiger.drafting.saving import load_drafter
 from tiger.evaluation.samples import Journal, fingerprint, from_record, settings_key, to_record
 from tiger.evaluation.timing import Timing, measure
@@ -29,7 +30,8 @@ class Decoders:
 
     Attributes:
         verifier: Folder, hub id or shipped name.
-        drafters: Drafter of each decoder; None for the autoregressive one.
+        drafters: Drafter of each decoder: a model, or a training-free method by name or YAML file; None for
+            the autoregressive one.
         prompts: What is decoded for acceptance.
         timed: What is decoded for speed.
         samples: Journal of answers.
@@ -55,7 +57,7 @@ class Decoders:
     dtype: str = "float32"
     verifier_quantization: Quantization | None = None
     _backbone: Backbone | None = None
-    _loaded: dict[str, RoutedDrafter] = field(default_factory=dict)
+    _loaded: dict[str, Drafter] = field(default_factory=dict)
 
     def block_size_of(self, name: str, temperature: float) -> int | None:
         """Tokens that a decoder drafts in one round; None for the autoregressive one."""
@@ -77,7 +79,12 @@ class Decoders:
         if path is None or block_size is None:
             return AutoregressiveDecoder(self._backbone, self.max_new_tokens, sampling, self.seed)
         if path not in self._loaded:
-            self._loaded[path] = load_drafter(path, self.dtype).to(self._backbone.device)
+            options = method_options(path)
+            self._loaded[path] = (
+                load_drafter(path, self.dtype).to(self._backbone.device)
+                if options is None
+                else build_method(options)
+            )
         return SpeculativeDecoder(
             self._backbone, self._loaded[path], block_size, self.max_new_tokens, sampling, self.seed
         )
@@ -86,7 +93,7 @@ class Decoders:
         """Everything that a decoder's answers depend on."""
         models = [path for path in (self.verifier, self.drafters[name]) if path is not None]
         return {
-            "models": [[path, fingerprint(resolve(path))] for path in models],
+            "models": [[path, method_options(path) or fingerprint(resolve(path))] for path in models],
             "temperature": temperature,
             "block_size": self.block_size_of(name, temperature),
             "max_new_tokens": self.max_new_tokens,

@@ -66,7 +66,8 @@ def benchmark(
 
     Args:
         verifier: Folder, hub id or shipped name of the verifier.
-        decoders: Drafter of each decoder by name; null for autoregressive decoding, which is always included.
+        decoders: Drafter of each decoder by name: a model, `prompt_lookup`, `token_recycling`, `racer` or a
+            file of `configs/drafter`; null for autoregressive decoding, which is always included.
         dataset: `synthetic` (held-out test images), `synthetic_long` or `synthetic_validation`.
         num_prompts: Prompts for acceptance, all kinds in turn.
         temperatures: Sampling temperatures; 0 is greedy.
@@ -157,7 +158,7 @@ def _check(drafters: Mapping[str, str | None], block_sizes: Mapping[str, int], s
 
 def _acceptance(answers: Sequence[Generation], seed: int) -> dict[str, Any]:
     """The entries of a cell that come from round records; infinite ones become null."""
-    block = max((len(r.drafted) for answer in answers for r in answer.rounds), default=1)
+    block = max((r.depth for answer in answers for r in answer.rounds), default=1)
     metric = AcceptanceMetrics(block)
     metric.update(answers)
     interval = acclen_interval(acceptance_counts(answers), seed=seed)
