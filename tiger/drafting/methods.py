@@ -10,8 +10,13 @@ import yaml
 from tiger.drafting.prompt_lookup import PromptLookup
 from tiger.drafting.racer import Racer
 from tiger.drafting.token_recycling import TokenRecycling
+from tiger.drafting.training_free import TrainingFree
 
-METHODS = {"prompt_lookup": PromptLookup, "token_recycling": TokenRecycling, "racer": Racer}
+METHODS: dict[str, type[TrainingFree[Any]]] = {
+    "prompt_lookup": PromptLookup,
+    "token_recycling": TokenRecycling,
+    "racer": Racer,
+}
 
 
 def method_options(name_or_file: str) -> dict[str, Any] | None:
@@ -39,7 +44,7 @@ def method_options(name_or_file: str) -> dict[str, Any] | None:
     return options
 
 
-def build_method(options: dict[str, Any]) -> PromptLookup | TokenRecycling | Racer:
+def build_method(options: dict[str, Any]) -> TrainingFree[Any]:
     """The drafter of `method_options`.
 
     Raises:
