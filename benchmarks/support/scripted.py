@@ -41,7 +41,8 @@ class ScriptedDrafter:
 
     def __init__(self, inner: RoutedDrafter, accepted: int) -> None:
         self.inner, self.backbone, self.accepted = inner, inner.backbone, accepted
-        self.begin, self.select_rows = inner.begin, inner.select_rows
+        self.num_nodes, self.begin, self.observe = inner.num_nodes, inner.begin, inner.observe
+        self.select_rows = inner.select_rows
 
     def commit(self, state: Any, decided: list[list[int]]) -> None:
         """Hands the tokens on; the last one of a row is the root."""

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from PIL import Image
 
 from data_modules.hub import open_rows, require_columns
-from data_modules.sources import Row, SkipRow, decode_image
+from data_modules.sources import Row, SkipRow, picture
 from tiger.backbones.base import Prompt
 from tiger.backbones.videos import Video
 from tiger.metrics.judge import Judge
@@ -229,10 +229,10 @@ class EvaluationSet(ABC):
             SkipRow: If there is none, or one cannot be decoded.
         """
         found = self.pictures(self.row(entry))
-        if not found or any(picture is None for picture in found):
+        if not found or any(value is None for value in found):
             raise SkipRow("no_image")
         root = self.options.media_root or Path()
-        return Media(tuple(decode_image(picture, root) for picture in found))
+        return Media(tuple(picture(value, root).decode() for value in found))
 
     def check(self, entry: Entry) -> None:
         """Raises `SkipRow` for an entry whose pictures cannot be used."""

@@ -14,11 +14,11 @@ class Naive:
     def __init__(self, rows):
         self.rows = [[] for _ in range(rows)]
 
-    def visible(self, fresh, tree):
+    def visible(self, fresh, trees):
         """Keys that query t of each row may see, in order of writing."""
         return [
             [row + [new[i] for i in range(len(new)) if tree[t][i]] for t in range(len(new))]
-            for row, new in zip(self.rows, fresh, strict=True)
+            for row, new, tree in zip(self.rows, fresh, trees, strict=True)
         ]
 
 
@@ -28,7 +28,8 @@ def histories(draw):
     steps = []
     for _ in range(draw(st.integers(1, 6))):
         count = draw(st.integers(1, 4))
-        kept = draw(st.lists(st.integers(0, count), min_size=batch, max_size=batch))
+        places = st.lists(st.integers(0, count - 1), unique=True).map(sorted)
+        kept = draw(st.lists(places, min_size=batch, max_size=batch))
         back = draw(st.lists(st.integers(0, 2), min_size=batch, max_size=batch))
         rows = draw(st.lists(st.integers(0, batch - 1), min_size=1, unique=True))
         use_tree = draw(st.booleans())
@@ -60,25 +61,28 @@ def test_any_history_equals_rows_of_lists(steps):
             torch.arange(stamp, stamp + batch * HEADS * count * DIM).float().view(batch, HEADS, count, DIM)
         )
         stamp += fresh.numel()
-        tree = ancestors(parents) if use_tree else torch.ones(count, count, dtype=torch.bool).tril()
+        # Another tree in every row: more and more of the last tokens follow the root.
+        trees = [ancestors((parents[: max(count - row, 0)] + [-1] * row)[:count]) for row in range(batch)]
+        trees = torch.stack(trees) if use_tree else torch.ones(batch, count, count, dtype=torch.bool).tril()
         cache.require(count)
-        mask = cache.mask(count, tree if use_tree else None)
+        mask = cache.mask(count, trees if use_tree else None)
         for layer in cache.layers:
             keys, values = layer.update(fresh, fresh + 0.5)
         assert keys.shape[2] == cache.max_length + count
         if mask is None:
             assert count == 1
             mask = torch.ones(batch, 1, 1, keys.shape[2], dtype=torch.bool)
-        expected = naive.visible([[row[:, t] for t in range(count)] for row in fresh], tree.tolist())
+        expected = naive.visible([[row[:, t] for t in range(count)] for row in fresh], trees.tolist())
         for row in range(batch):
             for t in range(count):
                 seen = keys[row][:, mask[row, 0, t]].unbind(1)
                 assert torch.equal(values[row][:, mask[row, 0, t]], keys[row][:, mask[row, 0, t]] + 0.5)
                 assert len(seen) == len(expected[row][t])
                 assert all(map(torch.equal, seen, expected[row][t]))
-        cache.commit(kept)
+        cache.gather(kept)
+        cache.commit(list(map(len, kept)))
         naive.rows = [
-            old + [new[:, t] for t in range(n)] for old, new, n in zip(naive.rows, fresh, kept, strict=True)
+            old + [new[:, t] for t in path] for old, new, path in zip(naive.rows, fresh, kept, strict=True)
         ]
         back = [min(n, len(row)) for n, row in zip(back, naive.rows, strict=True)]
         cache.commit([-n for n in back])

@@ -39,6 +39,12 @@ class ScriptedDrafter:
             scripts.append(script)
         return ScriptState(scripts, [0] * len(prompts))
 
+    def num_nodes(self, block_size):
+        return block_size
+
+    def observe(self, state, reading):
+        pass
+
     def commit(self, state, decided):
         state.done = [n + len(new) for n, new in zip(state.done, decided, strict=True)]
 

@@ -7,7 +7,6 @@ from tiger.backbones.cache import BlockCache
 from tiger.decoding.acceptance import Sampling
 from tiger.decoding.records import PhaseTimer
 from tiger.decoding.speculative import SpeculativeDecoder
-from tiger.drafting.base import TokenTree
 from tiger.drafting.routed import RoutedDrafter
 
 WORDS = [[20 + 7 * i, 60 + i, 90 + 3 * i] for i in range(5)]  # no special tokens
@@ -197,13 +196,6 @@ def test_phases_are_timed():
 def test_settings_out_of_range(options, message):
     with pytest.raises(ValueError, match=message):
         RoutedDrafter(tiny_backbone("drafter", 1, 2), **options)
-
-
-def test_chains_and_trees():
-    tokens = torch.zeros(1, 3, dtype=torch.long)
-    assert TokenTree(tokens).parents == (-1, 0, 1)
-    assert TokenTree(tokens).is_chain
-    assert not TokenTree(tokens, (-1, 0, 0)).is_chain
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 8])

@@ -85,6 +85,22 @@ class BlockCache(Cache):
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
         self._slots = None
 
+    def gather(self, paths: list[list[int]]) -> None:
+        """Moves tokens of the last pass to its front, before they are committed; the others are lost.
+
+        Args:
+            paths: Places in the pass of each row's tokens to keep, ascending.
+        """
+        if all(path == list(range(len(path))) for path in paths):
+            return
+        width = max(map(len, paths))
+        places = [path + list(range(len(path), width)) for path in paths]
+        rows, target = self.slots(width)
+        source = target[:, :1] + torch.tensor(places, device=self.device)
+        for layer in self.layers:
+            layer.keys[rows, :, target] = layer.keys[rows, :, source]
+            layer.values[rows, :, target] = layer.values[rows, :, source]
+
     def require(self, count: int) -> None:
         """Checks that `count` more tokens fit.
 
@@ -94,7 +110,7 @@ class BlockCache(Cache):
         if self.max_length + count > self.capacity:
             raise ValueError(
                 f"The cache holds {self.capacity} tokens but {self.max_length + count} are needed. "
-                "Shorten the prompt, or lower max_new_tokens or block_size."
+                "Shorten the prompt, lower max_new_tokens or block_size, or draft a smaller tree."
             )
 
     def slots(self, count: int) -> tuple[Tensor, Tensor]:
@@ -110,7 +126,7 @@ class BlockCache(Cache):
 
         Args:
             count: New tokens per row.
-            tree: Ancestor mask [count, count] among the new tokens; causal by default.
+            tree: Ancestor mask [count, count] or [B, count, count] among the new tokens; causal by default.
 
         Returns:
             The mask, or None where attending to everything is right.
@@ -124,8 +140,9 @@ class BlockCache(Cache):
         if tree is None:
             tree = torch.ones(count, count, dtype=torch.bool, device=self.device).tril()
         if self.is_uniform:
-            past = torch.ones(count, self.max_length, dtype=torch.bool, device=self.device)
-            return torch.cat([past, tree], dim=1).expand(self.num_rows, 1, -1, -1)
+            tree = tree.expand(self.num_rows, -1, -1)
+            past = tree.new_ones(1, 1, 1).expand(self.num_rows, count, self.max_length)
+            return torch.cat([past, tree], dim=2)[:, None]
         lengths = torch.tensor(self.lengths, device=self.device)
         columns = torch.arange(width, device=self.device)
         mask = (columns < lengths[:, None])[:, None, :].expand(-1, count, -1).clone()

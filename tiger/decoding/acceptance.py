@@ -2,7 +2,8 @@
 
 Greedy: the longest prefix that equals the verifier's argmax. Sampled: a drafted token x is kept with
 probability min(1, p(x)/q(x)), and the first rejected one is redrawn from norm(max(p - q, 0)), which leaves
-the answer distributed as the verifier's own (Leviathan et al. 2023). A deterministic proposal has q = 1.
+the answer distributed as the verifier's own (Leviathan et al. 2023). A deterministic proposal has q = 1. In a
+tree, siblings are tried in turn, each against what its rejected elder siblings left of p (Miao et al. 2024).
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from tiger.decoding.records import ROOT
 
 
 @dataclass(frozen=True)
@@ -111,3 +114,96 @@ def accept_sampled(
         # p = q up to rounding leaves no mass: the token could not have been rejected in exact arithmetic.
         left = left if left.sum() > 0 else target[accepted]
     return accepted, draw(left, generator)
+
+
+def accept_tree_greedy(tokens: list[int], parents: list[int], best: list[int]) -> tuple[list[int], int]:
+    """The longest path of one row's tree that equals the verifier's choices, the first one of several.
+
+    Args:
+        tokens: Drafted tokens [M].
+        parents: Index of each token's parent [M], which stands before it, see `TokenTree`.
+        best: The verifier's likeliest token behind the root and each drafted token [M + 1].
+
+    Returns:
+        The path and the bonus token.
+    """
+    depths = {ROOT: 0}
+    for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+        if parent in depths and token == best[parent + 1]:
+            depths[node] = depths[parent] + 1
+    last = node = max(depths, key=depths.__getitem__)
+    path = []
+    while node != ROOT:
+        path.append(node)
+        node = parents[node]
+    return path[::-1], best[last + 1]
+
+
+def accept_tree_sampled(
+    tokens: list[int],
+    parents: list[int],
+    logits: Tensor,
+    proposal: Tensor | None,
+    sampling: Sampling,
+    generator: torch.Generator,
+) -> tuple[list[int], int]:
+    """Rejection sampling of one row's tree, from the root down.
+
+    Args:
+        tokens: Drafted tokens [M].
+        parents: Index of each token's parent [M], which stands before it, see `TokenTree`.
+        logits: Verifier logits [M + 1, V] behind the root and each drafted token.
+        proposal: What the tokens were drawn from [M, V], see `TokenTree`; None for a deterministic proposal.
+        sampling: How tokens are drawn.
+        generator: The request's own generator.
+
+    Returns:
+        The path and the bonus token.
+    """
+    path: list[int] = []
+    node = ROOT
+    while True:
+        children = [child for child, parent in enumerate(parents) if parent == node]
+        target = sampling.probabilities(logits[node + 1])
+        if proposal is None or not children:
+            child, token = _match(tokens, children, target, generator)
+        else:
+            child, token = _try(tokens, children, target, proposal[children[0]], generator)
+        if child is None:
+            return path, token
+        path.append(child)
+        node = child
+
+
+def _match(
+    tokens: list[int], children: list[int], target: Tensor, generator: torch.Generator
+) -> tuple[int | None, int]:
+    """The point-mass rule: the accepted child, or None, and the token at its place.
+
+    Trying the children in turn, each with the chance that the residual gives it, comes to the same as drawing
+    a token and looking whether it is among them.
+    """
+    token = draw(target, generator)
+    return next((child for child in children if tokens[child] == token), None), token
+
+
+def _try(
+    tokens: list[int], children: list[int], target: Tensor, proposal: Tensor, generator: torch.Generator
+) -> tuple[int | None, int]:
+    """Tries children that were drawn without replacement; the accepted one, or None, and the token.
+
+    After each rejection both distributions change: the target to what the child did not cover, the proposal
+    to what the next child was drawn from, which is the rest of it without this child.
+    """
+    for child in children:
+        token = tokens[child]
+        uniform = torch.rand((), generator=generator, device=target.device)
+        if bool(uniform * proposal[token] < target[token]):
+            return child, token
+        left = (target - proposal).clamp_min(0.0)
+        # p = q up to rounding leaves no mass: the token could not have been rejected in exact arithmetic.
+        target = left / left.sum() if left.sum() > 0 else target
+        proposal = proposal.clone()
+        proposal[token] = 0.0
+        proposal = proposal / proposal.sum().clamp_min(torch.finfo(proposal.dtype).tiny)
+    return None, draw(target, generator)

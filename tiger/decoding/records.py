@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 PHASES = ("route", "draft", "verify", "other")
+ROOT, NO_NODE = -1, -2  # parents of a tree's first tokens and of its padding
 
 
 @dataclass
@@ -17,13 +18,15 @@ class Round:
     """One round of one request: route, draft, verify, accept, commit.
 
     Attributes:
-        drafted: Proposed token ids.
-        accepted: Drafted tokens that reached the answer (accepted length A: root and bonus excluded).
+        drafted: Proposed token ids; of a tree the path that the verifier went comes first.
+        accepted: Drafted tokens that reached the answer (accepted length A: root and bonus excluded), which
+            are the first ones of `drafted`.
         bonus: The token that the verifier added, -1 if the answer ended before it.
         root: The last decided token before the round.
         route: Routed bank rows, the global token being row N; empty without routing.
         scores: Router scores of those rows.
         seconds: Wall-clock seconds of each phase (shared by all rows of a batch).
+        parents: Index of each drafted token's parent in `drafted`, `ROOT` for the root; empty for a chain.
     """
 
     drafted: list[int]
@@ -33,6 +36,34 @@ class Round:
     route: list[int] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
+    parents: list[int] = field(default_factory=list)
+
+    def parent(self, index: int) -> int:
+        """Index of a drafted token's parent in `drafted`, `ROOT` for the root."""
+        return self.parents[index] if self.parents else index - 1
+
+    @property
+    def depth(self) -> int:
+        """Tokens of the longest branch."""
+        if not self.parents:
+            return len(self.drafted)
+        depths = {ROOT: 0}
+        for index, parent in enumerate(self.parents):
+            depths[index] = depths[parent] + 1
+        return max(depths.values())
+
+    @property
+    def was_rejected(self) -> bool:
+        """Whether the verifier refused all that was proposed behind the last accepted token."""
+        goes_on = self.accepted - 1 in self.parents if self.parents else self.accepted < len(self.drafted)
+        return self.bonus >= 0 and goes_on
+
+
+def path_first(tokens: list[int], parents: list[int], path: list[int]) -> tuple[list[int], list[int]]:
+    """A tree's tokens and parents without padding, renumbered so that a path from the root comes first."""
+    order = path + [i for i, parent in enumerate(parents) if parent != NO_NODE and i not in path]
+    places = {ROOT: ROOT} | {index: place for place, index in enumerate(order)}
+    return [tokens[i] for i in order], [places[parents[i]] for i in order]
 
 
 @dataclass

@@ -10,8 +10,15 @@ from torch import Tensor
 
 from tiger.backbones.base import Backbone, Prompt
 from tiger.backbones.loading import check_pair, reads_alike
-from tiger.decoding.acceptance import Sampling, accept_greedy, accept_sampled, draw
-from tiger.decoding.records import Generation, PhaseTimer, Round
+from tiger.decoding.acceptance import (
+    Sampling,
+    accept_greedy,
+    accept_sampled,
+    accept_tree_greedy,
+    accept_tree_sampled,
+    draw,
+)
+from tiger.decoding.records import Generation, PhaseTimer, Round, path_first
 from tiger.decoding.requests import Listener, Requests
 from tiger.decoding.verifier import Verifier
 from tiger.drafting.base import Drafter, TokenTree
@@ -25,7 +32,7 @@ class SpeculativeDecoder:
     Args:
         verifier: The verifier's backbone.
         drafter: The drafting method.
-        block_size: Tokens drafted in one round.
+        block_size: Tokens drafted in one round; in a tree those of its longest branch.
         max_new_tokens: Longest answer, tokens.
         sampling: How tokens are drawn.
         seed: Seed; each request's generator is derived from it and the prompt's id.
@@ -66,11 +73,12 @@ class SpeculativeDecoder:
         """
         backbone = self.verifier.backbone
         requests = Requests(prompts, backbone, self.max_new_tokens, self.seed, listener)
-        reserve = max(requests.limits) + self.block_size + 1
+        reserve = max(requests.limits) + self.drafter.num_nodes(self.block_size) + 1
         state, logits = self.verifier.prefill(requests.inputs, reserve)
         if self.shares_inputs:
             prompts = [replace(p, prepared=entry) for p, entry in zip(prompts, requests.inputs, strict=True)]
         draft_state = self.drafter.begin(prompts, reserve, self.sampling, requests.generators)
+        self.drafter.observe(draft_state, state.reading)
         decided = self._first(logits, requests)
         requests.extend(decided)
         timer = PhaseTimer(backbone.device)
@@ -89,13 +97,17 @@ class SpeculativeDecoder:
                 tokens = torch.cat(
                     [torch.tensor(roots, device=tree.tokens.device)[:, None], tree.tokens], dim=1
                 )
-                logits = self.verifier.run(state, tokens)
-            accepted, bonus = self._accept(tree, logits, requests)
-            self.verifier.commit(state, [length + 1 for length in accepted])
+                logits = self.verifier.run(state, tokens, tree)
+            paths, bonus = self._accept(tree, logits, requests)
+            self.verifier.keep(state, paths)
+            with timer("draft"):
+                self.drafter.observe(draft_state, state.reading)
             drafted = tree.tokens.tolist()
-            decided = [[*row[:a], b] for row, a, b in zip(drafted, accepted, bonus, strict=True)]
+            decided = [
+                [*(row[node] for node in path), b] for row, path, b in zip(drafted, paths, bonus, strict=True)
+            ]
             kept = requests.extend(decided)
-            self._record(requests, tree, drafted, roots, accepted, bonus, kept, timer.lap())
+            self._record(requests, tree, drafted, roots, paths, bonus, kept, timer.lap())
 
     def _first(self, logits: Tensor, requests: Requests) -> list[list[int]]:
         if self.sampling.is_greedy:
@@ -103,9 +115,29 @@ class SpeculativeDecoder:
         probabilities = self.sampling.probabilities(logits)
         return [[draw(row, g)] for row, g in zip(probabilities, requests.generators, strict=True)]
 
-    def _accept(self, tree: TokenTree, logits: Tensor, requests: Requests) -> tuple[list[int], list[int]]:
-        if not tree.is_chain:
-            raise ValueError("This decoder verifies chains; the drafter proposed a tree with branches.")
+    def _accept(
+        self, tree: TokenTree, logits: Tensor, requests: Requests
+    ) -> tuple[list[list[int]], list[int]]:
+        """Accepted paths and bonus tokens of the rows."""
+        if tree.parents is None:
+            lengths, bonus = self._accept_chains(tree, logits, requests)
+            return [list(range(length)) for length in lengths], bonus
+        rows = list(zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True))
+        if self.sampling.is_greedy:
+            best = logits.argmax(-1).tolist()
+            found = [accept_tree_greedy(*row, choice) for row, choice in zip(rows, best, strict=True)]
+        else:
+            proposals = [None] * len(rows) if tree.probabilities is None else tree.probabilities
+            found = [
+                accept_tree_sampled(*row, logits[i], proposals[i], self.sampling, requests.generators[index])
+                for i, (row, index) in enumerate(zip(rows, requests.active, strict=True))
+            ]
+        return [path for path, _ in found], [token for _, token in found]
+
+    def _accept_chains(
+        self, tree: TokenTree, logits: Tensor, requests: Requests
+    ) -> tuple[list[int], list[int]]:
+        """Accepted lengths and bonus tokens of the rows."""
         if self.sampling.is_greedy:
             return accept_greedy(tree.tokens, logits)
         target = self.sampling.probabilities(logits)
@@ -126,21 +158,27 @@ class SpeculativeDecoder:
         tree: TokenTree,
         drafted: list[list[int]],
         roots: list[int],
-        accepted: list[int],
+        paths: list[list[int]],
         bonus: list[int],
         kept: list[int],
         seconds: dict[str, float],
     ) -> None:
         """Adds a `Round` to every active request; tokens cut off by an end or a limit do not count."""
+        parents = None if tree.parents is None else tree.parents.tolist()
         for row, index in enumerate(requests.active):
+            accepted = len(paths[row])
+            tokens, above = drafted[row], list[int]()
+            if parents is not None:
+                tokens, above = path_first(tokens, parents[row], paths[row])
             requests.answers[index].rounds.append(
                 Round(
-                    drafted[row],
-                    min(accepted[row], kept[row]),
-                    bonus[row] if kept[row] > accepted[row] else -1,
+                    tokens,
+                    min(accepted, kept[row]),
+                    bonus[row] if kept[row] > accepted else -1,
                     roots[row],
                     tree.routes[row] if tree.routes else [],
                     tree.scores[row] if tree.scores else [],
                     seconds,
+                    above,
                 )
             )

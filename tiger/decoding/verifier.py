@@ -8,16 +8,25 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tiger.backbones.base import Backbone, ModelInputs, assemble
+from tiger.backbones.base import Assembled, Backbone, ModelInputs, assemble
 from tiger.backbones.cache import BlockCache
+from tiger.decoding.records import NO_NODE
+from tiger.drafting.base import Reading, TokenTree
 
 
 @dataclass
 class VerifierState:
-    """Cache and next position of each request in flight."""
+    """Requests in flight.
+
+    Attributes:
+        cache: Keys and values of what has been read.
+        next_positions: Position of the next token of each request.
+        reading: What the last pass made of its tokens.
+    """
 
     cache: BlockCache
     next_positions: list[int]
+    reading: Reading
 
     def select_rows(self, rows: list[int]) -> None:
         """Keeps the given requests."""
@@ -52,29 +61,47 @@ class Verifier:
         cache.commit(batch.lengths)
         last = torch.tensor(batch.lengths, device=hidden.device) - 1
         logits = backbone.logits(hidden[torch.arange(len(inputs), device=hidden.device), last])
-        return VerifierState(cache, [entry.next_position for entry in inputs]), logits
+        positions = [entry.next_position for entry in inputs]
+        return VerifierState(cache, positions, self._prompt_reading(inputs, batch, hidden)), logits
 
-    def run(
-        self, state: VerifierState, tokens: Tensor, tree: Tensor | None = None, depths: Tensor | None = None
-    ) -> Tensor:
+    def _prompt_reading(self, inputs: Sequence[ModelInputs], batch: Assembled, hidden: Tensor) -> Reading:
+        tokens = torch.nn.utils.rnn.pad_sequence([entry.ids for entry in inputs], batch_first=True)
+        ends = torch.tensor(batch.lengths, device=hidden.device)
+        valid = (torch.arange(hidden.shape[1], device=hidden.device) < ends[:, None]) & ~batch.visual
+        reading = Reading(tokens.to(hidden.device), hidden, self.backbone.logits, [], valid=valid)
+        reading.kept = reading.places()
+        return reading
+
+    def run(self, state: VerifierState, tokens: Tensor, tree: TokenTree | None = None) -> Tensor:
         """Reads tokens [B, M] behind the committed ones; nothing is committed yet.
 
         Args:
             state: The requests in flight.
             tokens: Token ids, the root first.
-            tree: Ancestor mask [M, M]; a chain by default.
-            depths: Distance of each token from the root [M]; a chain by default.
+            tree: Who follows whom behind the root; a chain by default.
 
         Returns:
             Logits [B, M, V].
         """
         backbone, count = self.backbone, tokens.shape[1]
         state.cache.require(count)
-        depths = torch.arange(count, device=tokens.device) if depths is None else depths
+        seen = None if tree is None else tree.ancestors()
+        depths = torch.arange(count, device=tokens.device) if seen is None else seen.sum(-1) - 1
         start = torch.tensor(state.next_positions, device=tokens.device)
         positions = (start[:, None] + depths).expand(backbone.num_axes, -1, -1)
-        mask = state.cache.mask(count, tree)
-        return backbone.logits(backbone.run(backbone.embed(tokens), positions, mask, state.cache))
+        mask = state.cache.mask(count, seen)
+        hidden = backbone.run(backbone.embed(tokens), positions, mask, state.cache)
+        state.reading = Reading(tokens, hidden, backbone.logits, [], backbone.logits(hidden))
+        if tree is not None and tree.parents is not None:
+            state.reading.valid = torch.nn.functional.pad(tree.parents != NO_NODE, (1, 0), value=True)
+        assert state.reading.logits is not None
+        return state.reading.logits
+
+    def keep(self, state: VerifierState, paths: list[list[int]]) -> None:
+        """Keeps the root and a path of the last pass's tree, one path per row."""
+        state.reading.kept = [[0, *(node + 1 for node in path)] for path in paths]
+        state.cache.gather(state.reading.kept)
+        self.commit(state, list(map(len, state.reading.kept)))
 
     def commit(self, state: VerifierState, counts: list[int]) -> None:
         """Keeps the first tokens of the last pass, one count per row."""

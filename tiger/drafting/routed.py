@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tiger.backbones.base import Backbone, ModelInputs, Prompt, VisualBank
 from tiger.decoding.acceptance import Sampling, draw
 from tiger.decoding.records import PhaseTimer
-from tiger.drafting.base import TokenTree
+from tiger.drafting.base import Reading, TokenTree
 from tiger.drafting.compiled import ROOM, CompiledSteps
 from tiger.drafting.reader import Reader
 from tiger.routing.router import Router
@@ -123,6 +123,13 @@ class RoutedDrafter(nn.Module):
     def _multiple(self) -> int:
         """What the size of a cache is a multiple of."""
         return 1 if self.compiled is None else ROOM
+
+    def num_nodes(self, block_size: int) -> int:
+        """The tokens of a block."""
+        return block_size
+
+    def observe(self, state: RoutedState, reading: Reading) -> None:
+        """Takes nothing: the drafter reads with its own model."""
 
     def context_rows(self, banks: Sequence[VisualBank]) -> list[Tensor]:
         """Bank rows that stand in the text of the routing query: the global token, or none."""

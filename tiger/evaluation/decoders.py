@@ -16,7 +16,8 @@ from tiger.decoding.acceptance import Sampling
 from tiger.decoding.autoregressive import AutoregressiveDecoder
 from tiger.decoding.records import Generation
 from tiger.decoding.speculative import SpeculativeDecoder
-from tiger.drafting.routed import RoutedDrafter
+from tiger.drafting.base import Drafter
+from tiger.drafting.methods import build_method, method_options
 from tiger.drafting.saving import load_drafter
 from tiger.evaluation.samples import Journal, fingerprint, from_record, settings_key, to_record
 from tiger.evaluation.timing import Timing, measure
@@ -31,7 +32,8 @@ class Decoders:
 
     Attributes:
         verifier: Folder, hub id or shipped name.
-        drafters: Drafter of each decoder; None for the autoregressive one.
+        drafters: Drafter of each decoder: a model, or a training-free method by name or YAML file; None for
+            the autoregressive one.
         tasks: What is decoded for acceptance and scores.
         timed: What is decoded for speed.
         num_timed: So many of its first prompts are.
@@ -78,14 +80,20 @@ class Decoders:
         backbone: Backbone = self.loaded["verifier"]
         return backbone
 
-    def drafter(self, path: str) -> RoutedDrafter:
+    def drafter(self, path: str) -> Drafter:
         """A drafter, loaded once."""
         key = f"drafter {path}"
         if key not in self.loaded:
-            self.loaded[key] = load_drafter(path, self.dtype).to(self.backbone.device)
-            if self.compile_drafter:
-                self.loaded[key].compile_steps()
-        drafter: RoutedDrafter = self.loaded[key]
+            self.loaded[key] = self._load(path)
+        drafter: Drafter = self.loaded[key]
+        return drafter
+
+    def _load(self, path: str) -> Drafter:
+        if (options := method_options(path)) is not None:
+            return build_method(options)
+        drafter = load_drafter(path, self.dtype).to(self.backbone.device)
+        if self.compile_drafter:
+            drafter.compile_steps()
         return drafter
 
     def limit(self, tasks: TaskSet) -> int:
@@ -116,7 +124,7 @@ class Decoders:
         """Everything that a decoder's answers depend on."""
         models = [path for path in (self.verifier, self.drafters[name]) if path is not None]
         return {
-            "models": [[path, fingerprint(resolve(path))] for path in models],
+            "models": [[path, method_options(path) or fingerprint(resolve(path))] for path in models],
             "temperature": temperature,
             "block_size": self.block_size_of(name, temperature),
             "max_new_tokens": self.limit(self.tasks),

@@ -14,6 +14,7 @@ from tiger.decoding.acceptance import Sampling
 from tiger.decoding.autoregressive import AutoregressiveDecoder
 from tiger.decoding.records import Generation
 from tiger.decoding.speculative import SpeculativeDecoder
+from tiger.drafting.methods import build_method, method_options
 from tiger.drafting.saving import load_drafter
 from tiger.evaluation.timing import limit_threads, measure
 from tiger.metrics.acceptance import AcceptanceMetrics
@@ -52,8 +53,9 @@ def generate(
         images: One image file, or several as `'[a.png, b.png]'`, read in this order.
         videos: The same for video files, which are read after the images (Qwen families).
         verifier: Folder, hub id or shipped name of the verifier.
-        drafter: The same for the drafter; null decodes autoregressively.
-        block_size: Tokens drafted in one round.
+        drafter: The same for the drafter, or `prompt_lookup`, `token_recycling`, `racer` or a file of
+            `configs/drafter`; null decodes autoregressively.
+        block_size: Tokens drafted in one round; in a tree those of its longest branch.
         num_routed: Visual tokens routed per round (K); null for the drafter's own setting.
         max_new_tokens: Longest answer, tokens.
         temperature: 0 for greedy decoding.
@@ -96,7 +98,12 @@ def generate(
     baseline = AutoregressiveDecoder(backbone, max_new_tokens, sampling, seed)
     decoder: AutoregressiveDecoder | SpeculativeDecoder = baseline
     reader = backbone
-    if drafter is not None:
+    if drafter is not None and (options := method_options(drafter)):
+        if num_routed is not None:
+            raise ValueError(f"{drafter} routes nothing; leave num_routed out, or give a routed drafter.")
+        method = build_method(options)
+        decoder = SpeculativeDecoder(backbone, method, block_size, max_new_tokens, sampling, seed)
+    elif drafter is not None:
         loaded = load_drafter(drafter, dtype, num_routed=num_routed).to(backbone.device)
         if compile_drafter:
             loaded.compile_steps()

@@ -67,7 +67,8 @@ def benchmark(
 
     Args:
         verifier: Folder, hub id or shipped name of the verifier.
-        decoders: Drafter of each decoder by name; null for autoregressive decoding, which is always included.
+        decoders: Drafter of each decoder by name: a model, `prompt_lookup`, `token_recycling`, `racer` or a
+            file of `configs/drafter`; null for autoregressive decoding, which is always included.
         dataset: One or several evaluation sets, see docs/benchmark.md: `synthetic` (held-out test images),
             `mmbench`, `textvqa` and so on; `@speed` behind a name asks for long answers.
         num_prompts: Samples of each set, a seeded subset; null for all.

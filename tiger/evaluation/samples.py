@@ -40,15 +40,19 @@ def to_record(generation: Generation) -> dict[str, Any]:
         "drafted": [r.drafted for r in rounds],
         "route": [r.route for r in rounds],
         "phases": [r.seconds for r in rounds],
+        **({"parents": [r.parents for r in rounds]} if any(r.parents for r in rounds) else {}),
     }
 
 
 def from_record(record: Mapping[str, Any]) -> Generation:
     """The generation that `to_record` wrote, without router scores."""
-    columns = (record[name] for name in ("drafted", "accepted", "bonus", "route", "phases"))
+    columns = [record[name] for name in ("drafted", "accepted", "bonus", "route", "phases")]
+    columns.append(record.get("parents", [[]] * len(columns[0])))
     rounds, root = [], 0
-    for drafted, accepted, bonus, route, phases in zip(*columns, strict=True):
-        rounds.append(Round(drafted, accepted, bonus, record["tokens"][root], route, seconds=phases))
+    for drafted, accepted, bonus, route, phases, parents in zip(*columns, strict=True):
+        rounds.append(
+            Round(drafted, accepted, bonus, record["tokens"][root], route, seconds=phases, parents=parents)
+        )
         root += accepted + 1
     return Generation(
         record["id"],

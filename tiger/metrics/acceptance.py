@@ -26,7 +26,8 @@ class AcceptanceMetrics(Metric):
     - `mat` = AccLen + 1: the mean number of tokens that a verifier pass yields,
     - `p_accept_ge` = {n: #{i: A_i >= n} / M} for n = 1..block_size; empty without rounds,
     - `accept_rate_by_position` = {n: #{A_i >= n} / #{rounds in which position n was judged}}: the chance that
-      token n is kept once its predecessors were; positions behind the end of an answer are not judged,
+      token n (of a tree: one of the tokens at depth n) is kept once its predecessors were; positions behind
+      the end of an answer, and behind the leaves of a tree, are not judged,
     - `rounds` = M and `verifier_passes`, which adds one pass per token for answers made without rounds,
     - `rounds_per_token` = verifier passes / (N - R): 1 for autoregressive decoding (lower is better),
     - `rounds_per_token_paper` = 1 / \bar A: the paper's N / \bar A per token, which forgets the bonus,
@@ -36,7 +37,7 @@ class AcceptanceMetrics(Metric):
     The paper's approximations are infinite where nothing was accepted.
 
     Args:
-        block_size: Longest block that is drafted.
+        block_size: Longest block or branch that is drafted.
         kwargs: Options of `torchmetrics.Metric`.
 
     Raises:
@@ -67,19 +68,18 @@ class AcceptanceMetrics(Metric):
             generations: Answers with their round records.
 
         Raises:
-            ValueError: If a round drafted more tokens than `block_size`.
+            ValueError: If a round drafted a branch of more tokens than `block_size`.
         """
         reached, judged = [0] * (self.block_size + 1), [0] * (self.block_size + 1)
         for generation in generations:
             for record in generation.rounds:
-                if len(record.drafted) > self.block_size:
+                if (depth := record.depth) > self.block_size:
                     raise ValueError(
-                        f"A round of {generation.id!r} drafted {len(record.drafted)} tokens, the metric was "
+                        f"A round of {generation.id!r} drafted {depth} tokens in a row, the metric was "
                         f"built with block_size {self.block_size}. Give it the decoder's block size."
                     )
-                rejected = record.bonus >= 0 and record.accepted < len(record.drafted)
                 reached[record.accepted] += 1
-                judged[record.accepted + rejected] += 1
+                judged[record.accepted + record.was_rejected] += 1
         self.reached += self._at_least(reached)
         self.judged += self._at_least(judged)
         self.answers += len(generations)

@@ -16,7 +16,7 @@ from PIL import Image
 
 from tiger.backbones.base import Backbone, Prompt
 from tiger.backbones.grids import Grid, locate
-from tiger.decoding.records import Generation, Round
+from tiger.decoding.records import ROOT, Generation, Round
 from tiger.metrics.acceptance import AcceptanceMetrics
 from tiger.report.pieces import piece, pieces
 
@@ -75,7 +75,7 @@ def grids_of(backbone: Backbone, prompt: Prompt) -> tuple[Grid, ...]:
 def trace_data(trace: Trace, tokenizer: Any) -> dict[str, Any]:
     """What the page shows of one generation, as plain values."""
     generation = trace.generation
-    block = max((len(r.drafted) for r in generation.rounds), default=1)
+    block = max((r.depth for r in generation.rounds), default=1)
     metric = AcceptanceMetrics(block)
     metric.update([generation])
     pictures = _pictures(trace)
@@ -116,11 +116,12 @@ def _round_data(
     record: Round, tokens: list[int], start: int, grids: tuple[Grid, ...], tokenizer: Any
 ) -> dict[str, Any]:
     """One round: drafted tokens with their fate, bonus, routed cells with their strength, and times."""
-    context, drafted = tokens[:start], []
+    contexts, drafted = {ROOT: tokens[:start]}, []
     for index, token in enumerate(record.drafted):
+        context = contexts[record.parent(index)]
         fate = "accepted" if index < record.accepted else "rejected" if record.bonus >= 0 else "unused"
         drafted.append({"text": piece(tokenizer, context, token), "fate": fate})
-        context = [*context, token]
+        contexts[index] = [*context, token]
     kept = tokens[: start + record.accepted]
     cells, pooled = _cells(record, grids)
     return {

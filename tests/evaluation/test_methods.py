@@ -1,0 +1,74 @@
+"""Training-free methods by name through `benchmark` and `generate`; trees in journal and page."""
+
+import pytest
+from helpers import prompts, save_backbone, tiny_backbone
+
+from tests.decoding.test_greedy_equality import check_records
+from tiger.decoding.records import Round
+from tiger.drafting.methods import METHODS
+from tiger.evaluation.generate import generate
+from tiger.evaluation.runner import benchmark
+from tiger.evaluation.samples import from_record, to_record
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("verifier")
+    save_backbone(tiny_backbone(layers=2), folder)
+    prompts(1)[0].images[0].save(folder / "image.png")
+    return folder
+
+
+def test_a_benchmark_names_methods_and_files(folder, tmp_path):
+    path = tmp_path / "small.yaml"
+    path.write_text("method: racer\ntree_size: 16\n")
+    settings = {
+        "verifier": str(folder),
+        "decoders": {name: name for name in METHODS} | {"small": str(path)},
+        "num_prompts": 3,
+        "speed_prompts": 0,
+        "max_new_tokens": 12,
+        "temperatures": (0.0,),
+        "output": tmp_path / "results",
+        "num_threads": None,
+    }
+    cells = benchmark(**settings)
+    assert [cell["decoder"] for cell in cells] == ["autoregressive", *METHODS, "small"]
+    assert all(cell["exact"] == 1 for cell in cells)
+    assert all(len(cell["p_accept_ge"]) <= 8 for cell in cells)
+    assert all(cell["rounds_per_token"] <= 1 for cell in cells)
+    assert benchmark(**settings) == cells  # read back, trees and all
+    path.write_text("method: racer\ntree_size: 2\n")  # another drafter, so no answer is read back
+    changed = benchmark(**settings)
+    assert changed[:-1] == cells[:-1]
+    assert changed[-1]["acclen"] != cells[-1]["acclen"]
+
+
+def ask(folder, **changes):
+    settings = {"images": str(folder / "image.png"), "verifier": str(folder), "max_new_tokens": 12}
+    return generate("What is this?", **settings | changes)
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_generate_with_a_method(folder, name, tmp_path, capsys):
+    page = tmp_path / "page.html"
+    answer = ask(folder, drafter=name, trace=page)
+    assert "AccLen" in capsys.readouterr().out
+    assert answer.tokens == ask(folder, drafter=None).tokens
+    assert page.stat().st_size > 1000
+    restored = from_record(to_record(answer))
+    check_records(restored)
+    assert [(r.drafted, r.parents) for r in restored.rounds] == [
+        (r.drafted, r.parents) for r in answer.rounds
+    ]
+
+
+def test_a_method_routes_nothing(folder):
+    with pytest.raises(ValueError, match="racer routes nothing; leave num_routed out"):
+        ask(folder, drafter="racer", num_routed=4)
+
+
+def test_chains_are_recorded_as_before(folder):
+    answer = ask(folder, drafter=None)
+    answer.rounds = [Round([1, 2], 1, 3, 0)]
+    assert "parents" not in to_record(answer)
