@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers import prompts
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.flop_counter import FlopCounterMode
 
 from data_modules.collate import Batch, Example
@@ -17,7 +17,7 @@ from tiger.decoding.verifier import Verifier
 from tiger.drafting.lora import Lora
 from tiger.drafting.saving import load_drafter
 from tiger.evaluation.prompts import load_prompts
-from tiger.planning import flops
+from tiger.planning import flops, memory
 from tiger.planning.configs import load_config
 from tiger.planning.plan import (
     LARGEST,
@@ -32,11 +32,15 @@ from tiger.planning.plan import (
 from tiger.planning.report import fitting_line, parse_bytes
 from tiger.planning.shapes import adapter_parameters, shape_of
 from tiger.planning.workload import Pass, Workload
-from tiger.training import AcceptanceAlignment, KDWarmStart
+from tiger.training import AcceptanceAlignment, KDWarmStart, acceptance_alignment, losses
 from tiger.training.planning import optimizer_states
+from tiger.training.rollouts import roll_out
+from tiger.training.teacher_cache import CacheSettings, condense, restore
 
 VERIFIER, DRAFTER = (shape_of(load_config(name)) for name in ("tiny/verifier", "tiny/vanilla"))
 TASKS = {"kd": KDWarmStart, "align": AcceptanceAlignment}
+FIXED = ("weights", "gradients", "optimizer")
+KEPT = 16
 
 
 def training(kind, size, answer, **options):
@@ -49,6 +53,8 @@ def training(kind, size, answer, **options):
     questions = load_prompts("synthetic", size)
     responses = torch.randint(10, 400, (size, answer), generator=torch.Generator().manual_seed(0))
     batch = Batch([Example(*pair, "x", "x") for pair in zip(questions, responses, strict=True)])
+    if task.options.get("teacher_cache"):
+        keep_lessons(task, batch)
     optimizer = task.configure_optimizers()["optimizer"]
     task.training_step(batch, 0).backward()
     optimizer.step()
@@ -64,6 +70,7 @@ def training(kind, size, answer, **options):
         num_routed=task.options.num_routed,
         layout=task.options.layout,
         routed=task.options.selector == "routed",
+        rollout_chunk=task.options.get("rollout_chunk"),
     )
     stage = Stage(
         align=kind == "align",
@@ -77,19 +84,46 @@ def training(kind, size, answer, **options):
         train_vision=task.options.train_vision,
         adapters=adapter_parameters(load_config("tiny/vanilla"), task.lora) if task.lora else None,
         recompute=task.options.gradient_checkpointing,
+        top_k=KEPT if task.options.get("teacher_cache") else None,
     )
     return task, batch, optimizer, work, stage
 
 
-def step_peak(run):
-    """Largest number of bytes that a function has allocated at once."""
+def keep_lessons(task, batch):
+    """Gives a task lessons as a teacher cache holds them; the verifier then has nothing to do."""
+    settings = CacheSettings("", "", "", 1.0, KEPT, (4, 2.0), len(batch), 8)
+    lessons = task.teacher.read([e.prompt for e in batch], [e.response for e in batch])
+    with torch.no_grad():
+        kept = {
+            example.prompt.id: condense(lesson, task.verifier.logits(lesson.hidden), settings)
+            for example, lesson in zip(batch, lessons, strict=True)
+        }
+    task.cache = lambda name, device: restore(kept[name])
+    del task.teacher
+
+
+@pytest.fixture(autouse=True)
+def _no_block_fails(monkeypatch):
+    """A plan is for rollouts that go on to the end of their blocks."""
+
+    def rolled(sampler, judge, uniform, test, chunk):
+        with record_function("rollouts"):
+            return roll_out(sampler, judge, uniform - 2 if chunk else uniform, test, chunk)
+
+    monkeypatch.setattr(acceptance_alignment, "roll_out", rolled)
+
+
+def step_peak(run, within=None):
+    """Largest number of bytes that a function has allocated at once, in all or within a named part of it."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         run()
-    events = record.profiler.kineto_results.events()
+    events = list(record.profiler.kineto_results.events())
+    spans = [(e.start_ns(), e.start_ns() + e.duration_ns()) for e in events if e.name() == within]
+    first, last = spans[0] if within else (0, float("inf"))
     total = peak = 0
-    for _, size in sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"):
+    for time, size in sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"):
         total += size
-        peak = max(peak, total)
+        peak = max(peak, total) if first <= time <= last else peak
     return peak
 
 
@@ -97,6 +131,7 @@ def bytes_of(tensors):
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
+NOISY = {"reward": "accepted_prefix"}  # which lets rollouts stop early
 SETTINGS = [
     ("kd", 4, 60, {}),
     ("kd", 8, 30, {"num_anchors": 2}),
@@ -110,6 +145,9 @@ SETTINGS = [
     ("align", 4, 60, {"beta": 0.0}),
     ("align", 4, 60, {"objective": "overlap", "kd_weight": 1.0}),
     ("align", 2, 90, {"group_size": 8, "block_size": 16, "num_anchors": 2}),
+    ("align", 2, 60, {"rollout_chunk": 4, "group_size": 8, "block_size": 16, **NOISY}),
+    ("align", 4, 60, {"layout": "inline", "group_size": 2}),
+    ("kd", 4, 60, {"teacher_cache": "kept"}),
 ]
 
 
@@ -135,6 +173,74 @@ def test_training_memory_is_what_torch_allocates(kind, size, answer, options):
     peak = step_peak(step)
     assert found.peak == pytest.approx(fixed + peak, rel=0.15)
     assert found.peak - fixed == pytest.approx(peak, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"group_size": 8, "block_size": 16, "beta": 0.0},
+        {"group_size": 8, "block_size": 16, "rollout_chunk": 4, **NOISY},
+        {"group_size": 8, "block_size": 32, "rollout_chunk": 1, "num_anchors": 2, **NOISY},
+    ],
+)
+def test_rollouts_take_what_is_planned(options):
+    task, batch, _, work, stage = training("align", 2, 60, **options)
+    found = training_memory(VERIFIER, DRAFTER, work, stage)
+    fixed = sum(part[name] for part in (found.verifier, found.drafter) for name in FIXED)
+    peak = step_peak(lambda: task.training_step(batch, 1), within="rollouts")
+    assert found.phases["rollouts"] - fixed == pytest.approx(peak, rel=0.15)
+
+
+def test_a_chunk_of_a_rollout_judges_fewer_tokens_at_once():
+    work = Workload(1, 30, 64, 60, num_anchors=4, group=8, block_size=32)
+    stage = Stage(align=True, reference=True)
+    sizes = [
+        training_memory(VERIFIER, DRAFTER, replace(work, rollout_chunk=chunk), stage)
+        for chunk in (None, 32, 8, 1)
+    ]
+    rollouts = [found.phases["rollouts"] for found in sizes]
+    assert rollouts[0] == rollouts[1] > rollouts[2] > rollouts[3]
+    assert len({found.phases["loss"] for found in sizes}) == 1, "a plan is for blocks that do not stop"
+    assert len({found.verifier["KV"] + found.drafter["KV"] for found in sizes}) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("kd", {}), ("kd", {"teacher_cache": "kept"}), ("align", {}), ("align", {"beta": 0})],
+)
+def test_logits_of_a_chunk_are_planned(kind, options, monkeypatch):
+    """Logits that come in many chunks, as they do with a large vocabulary."""
+    monkeypatch.setitem(losses.chunked.__kwdefaults__, "max_elements", 2**15)
+    monkeypatch.setattr(memory, "CHUNK", 2**15)
+    task, batch, optimizer, work, stage = training(kind, 4, 60, num_anchors=8, **options)
+    found = training_memory(VERIFIER, DRAFTER, work, stage)
+    more = training_memory(VERIFIER, DRAFTER, replace(work, num_anchors=16), stage)
+    assert more.drafter["logits"] == found.drafter["logits"]
+    fixed = sum(part[name] for part in (found.verifier, found.drafter) for name in FIXED)
+
+    def step():
+        loss = task.training_step(batch, 1)
+        optimizer.zero_grad()
+        loss.backward()
+
+    assert found.peak - fixed == pytest.approx(step_peak(step), rel=0.15)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        task.training_step(batch, 1).backward()
+    planned = work_per_pass(VERIFIER, DRAFTER, work, stage)["training step"].flops
+    assert planned == pytest.approx(counter.get_total_flops(), rel=0.05)
+
+
+def test_a_teacher_cache_spares_the_verifiers_passes_and_not_its_weights():
+    work = Workload(1, 64, 1024, 256, num_anchors=4, block_size=32)
+    live, kept = (training_memory(VERIFIER, DRAFTER, work, Stage(False, top_k=k)) for k in (None, 64))
+    assert live.verifier["weights"] == kept.verifier["weights"]
+    assert kept.verifier["activations"] == 256 * (65 * 4 + 64 * 8 + 1024 * 4)
+    assert (kept.verifier["logits"], "verifier reads" in kept.phases) == (0, False)
+    passes = [work_per_pass(VERIFIER, DRAFTER, work, Stage(False, top_k=k)) for k in (None, 64)]
+    spared = passes[0]["training step"].flops - passes[1]["training step"].flops
+    assert spared > flops.language_flops(VERIFIER, work.verifier_passes(False))
+    assert passes[0]["autoregressive step"] == passes[1]["autoregressive step"]
 
 
 @pytest.mark.parametrize("lora", [None, Lora(rank=8)], ids=["full", "lora"])

@@ -69,13 +69,14 @@ def training_flops(
     frozen_base: bool = False,
     recompute: bool = False,
     train_vision: bool = False,
+    cached: bool = False,
 ) -> int:
     """One training step.
 
     Verifier: tower, prompt and answer, guidance, in alignment the blocks, and logits of the block tokens.
     Drafter: tower, then three times (forward, gradient of inputs, gradient of weights) its passes, logits and
     routing; twice where the base is frozen under LoRA, and once more where layers are recomputed. Alignment
-    adds the sampling passes, which equal the scoring ones without text, and one pass of the reference. Where
+    adds the sampling passes and one pass of the reference. Where
     the loss comes in several chunks, the backward pass makes its logits again.
 
     Args:
@@ -89,6 +90,7 @@ def training_flops(
         frozen_base: Whether only adapters learn.
         recompute: Whether layers are recomputed in the backward pass.
         train_vision: Whether the drafter's tower learns.
+        cached: Whether a teacher cache stands in for the verifier.
     """
     runs, judged = work.drafter_passes(), work.verifier_passes(align)
     routes = work.batch * work.num_anchors if work.routed else 0
@@ -97,14 +99,16 @@ def training_flops(
     routing = route_flops(drafter, work.visual_tokens + 1, routes)
     routing += 2 * drafter.hidden**2 * (work.visual_tokens + 1) * work.batch if routes else 0
     factor = 2 if frozen_base else 3
-    total = vision_flops(verifier, work.visual_tokens, work.batch)
     again = int(chunk_of(drafter.vocab, work.scored) < work.scored)
-    taught = align + (compared or not align) * (1 + again)  # judging, and in the loss
-    total += language_flops(verifier, judged) + taught * head_flops(verifier, work.scored)
-    total += guidance_flops(verifier, judged[0], guidance_layers)
+    total = 0
+    if not cached:
+        taught = align + (compared or not align) * (1 + again)  # judging, and in the loss
+        total += vision_flops(verifier, work.visual_tokens, work.batch)
+        total += language_flops(verifier, judged) + taught * head_flops(verifier, work.scored)
+        total += guidance_flops(verifier, judged[0], guidance_layers)
     total += tower * (3 if train_vision else 1) + 3 * routing
     total += (factor + recompute) * layers + (factor + again) * head
     if align:
-        total += language_flops(drafter, runs[1:]) + head
+        total += language_flops(drafter, work.sampling_passes()) + head
         total += layers + (1 + again) * head if reference else 0
     return total

@@ -140,8 +140,17 @@ def kd_logit_bytes(vocab: int, positions: int, mixed: bool) -> tuple[int, int]:
     return count * (half + 8), count * (2 * half + 12)
 
 
+def cached_logit_bytes(vocab: int, positions: int) -> int:
+    """Working set of the divergence from a teacher cache over one chunk of block tokens, V each.
+
+    The drafter's log q, and the same without the tokens that are kept; in the backward pass, the gradients of
+    both and their sum.
+    """
+    return chunk_of(vocab, positions) * vocab * 20
+
+
 def align_logit_bytes(
-    vocab: int, positions: int, mixed: bool, reference: bool, compared: bool
+    vocab: int, judged: int, positions: int, mixed: bool, reference: bool, compared: bool
 ) -> tuple[int, int]:
     """Working set of alignment over one chunk of block tokens, V each; the two are never held at once.
 
@@ -150,6 +159,7 @@ def align_logit_bytes(
     log p - log q of their divergence; then either two more for the entropy, or, with a divergence to the
     reference, its logits, both log-probabilities, q, their difference and its product with q.
     """
-    half, count = (2 if mixed else 4), chunk_of(vocab, positions) * vocab
+    half = 2 if mixed else 4
     drafter = half + 4 + (half + 20 if compared else 0) + (half + 20 if reference else 8)
-    return count * (10 if mixed else 8), count * drafter
+    judging = chunk_of(vocab, judged) * vocab * (10 if mixed else 8)
+    return judging, chunk_of(vocab, positions) * vocab * drafter

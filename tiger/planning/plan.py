@@ -33,6 +33,7 @@ class Stage:
         train_vision: Whether the drafter's tower learns.
         adapters: Parameters of LoRA; None if all weights learn.
         recompute: Whether layers are recomputed in the backward pass.
+        top_k: Tokens of each place that a teacher cache keeps; None where the verifier is asked.
     """
 
     align: bool
@@ -49,12 +50,21 @@ class Stage:
     train_vision: bool = False
     adapters: int | None = None
     recompute: bool = False
+    top_k: int | None = None
 
     def trainable(self, drafter: Shape) -> int:
         """Parameters that learn: the router with the adapters, or with all but a frozen tower."""
         if self.adapters is not None:
             return self.adapters + drafter.router
         return drafter.parameters + drafter.router - (0 if self.train_vision else drafter.vision)
+
+    def lesson_bytes(self, verifier: Shape, visual_tokens: int) -> int:
+        """Bytes of what the verifier teaches at one answer token.
+
+        Its hidden state, or k + 1 log-probabilities and k ids of a teacher cache, and its attention.
+        """
+        taught = verifier.hidden * self.verifier_width if self.top_k is None else 4 + 12 * self.top_k
+        return taught + (4 * visual_tokens if self.guidance_layers else 0)
 
     def saved(self, verifier: Shape) -> int:
         """Bytes that quantization takes off the verifier's weights."""
@@ -81,8 +91,9 @@ def training_memory(verifier: Shape, drafter: Shape, work: Workload, stage: Stag
     """Memory of a training step on one device that holds both models whole.
 
     Weights, gradients and optimizer values are always there. On top of them come, in turn: the drafter's pass
-    over the text and the verifier's working set; in alignment the rollouts, for which both models copy their
-    caches; all of the drafter's activations and the logits; and the optimizer's copy of the gradients. Where
+    over the text and the verifier's working set, which a teacher cache spares; in alignment the rollouts, for
+    which both models copy their caches and the verifier judges a chunk of every block; all of the drafter's
+    activations and the logits; and the optimizer's copy of the gradients. Where
     layers are recomputed, one of the largest pass comes after the logits, which are gone by then. Weights
     include 2-byte copies of the drafter's learning matrices if mixed, and the reference, unless adapters are
     switched off for it.
@@ -93,20 +104,21 @@ def training_memory(verifier: Shape, drafter: Shape, work: Workload, stage: Stag
     copies = 2 * (drafter.linear + drafter.head) if stage.mixed and width == 4 and not frozen else 0
     whole = (drafter.parameters + drafter.router + (stage.adapters or 0)) * width
     reference = whole if stage.align and stage.reference and stage.adapters is None else 0
-    lessons = (
-        work.batch * work.answer_tokens * (verifier.hidden * stage.verifier_width + work.visual_tokens * 4)
-    )
+    lessons = work.batch * work.answer_tokens * stage.lesson_bytes(verifier, work.visual_tokens)
     passes = work.verifier_passes(stage.align)
     reading = memory.reading_bytes(verifier, passes[0], guided, stage.verifier_width)
+    reading = reading if stage.top_k is None else 0
     caches = [
         memory.cache_bytes(verifier, run.rows, run.keys, stage.verifier_width) if stage.align else 0
-        for run in passes
+        for run in (passes[0], passes[-1])
     ]
     if stage.align:
         kind = (stage.mixed, stage.reference, stage.compared)
-        logits = memory.align_logit_bytes(verifier.vocab, work.scored, *kind)
-    else:
+        logits = memory.align_logit_bytes(verifier.vocab, work.judged, work.scored, *kind)
+    elif stage.top_k is None:
         logits = memory.kd_logit_bytes(verifier.vocab, work.scored, stage.mixed)
+    else:
+        logits = 0, memory.cached_logit_bytes(verifier.vocab, work.scored)
     tower = memory.tower_bytes(drafter, work.visual_tokens, work.batch, stage.mixed)
     kinds = (stage.mixed, stage.fused)
     kept = memory.activation_bytes(drafter, runs, *kinds, stage.recompute, frozen)
@@ -132,10 +144,10 @@ def training_memory(verifier: Shape, drafter: Shape, work: Workload, stage: Stag
     text = memory.activation_bytes(drafter, runs[:1], *kinds, stage.recompute, frozen)
     cached = memory.kept_cache_bytes(drafter, runs[:1], stage.mixed)
     text += cached + lessons + (tower if stage.train_vision else 0)
-    phases = {"verifier reads": fixed + text + reading + caches[0]}
+    phases = {"verifier reads": fixed + text + reading + caches[0]} if stage.top_k is None else {}
     scored = sum(logits)
     if stage.align:
-        judging = memory.reading_bytes(verifier, passes[1], False, stage.verifier_width)
+        judging = max(memory.reading_bytes(verifier, run, False, stage.verifier_width) for run in passes[1:])
         phases["rollouts"] = fixed + text + small["KV"] - cached + sum(caches) + max(judging, logits[0])
         scored = logits[1]
     phases["loss"] = fixed + kept + small["KV"] + caches[0] + lessons + max(scored, again)
@@ -234,6 +246,7 @@ def work_per_pass(verifier: Shape, drafter: Shape, work: Workload, stage: Stage)
         stage.adapters is not None,
         stage.recompute,
         stage.train_vision,
+        stage.top_k is not None,
     )
 
     def step(shape: Shape, queries: int, keys: int) -> Work:

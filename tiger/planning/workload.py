@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 
@@ -37,6 +38,7 @@ class Workload:
         num_routed: K; N for a drafter that sees everything.
         layout: Where the drafter's routed tokens stand.
         routed: Whether the router chooses them and learns.
+        rollout_chunk: Tokens of each branch that the verifier judges at once; None whole blocks.
     """
 
     batch: int
@@ -49,6 +51,7 @@ class Workload:
     num_routed: int = 8
     layout: str = "suffix"
     routed: bool = True
+    rollout_chunk: int | None = None
 
     @property
     def sequence(self) -> int:
@@ -59,6 +62,11 @@ class Workload:
     def scored(self) -> int:
         """Block tokens of a step, B x anchors x G x S."""
         return self.batch * self.num_anchors * self.group * self.block_size
+
+    @property
+    def judged(self) -> int:
+        """Block tokens that the verifier judges at once, B x anchors x G x min(chunk, S)."""
+        return self.scored // self.block_size * min(self.rollout_chunk or self.block_size, self.block_size)
 
     @property
     def routed_tokens(self) -> int:
@@ -85,10 +93,35 @@ class Workload:
             Pass(self.batch, drafted, text + opened + drafted, self.routed),
         ]
 
+    def sampling_passes(self) -> list[Pass]:
+        """The drafter's passes that draw blocks token by token behind the text.
+
+        `suffix`: the routed contexts, then one token of every branch at a time. `inline`: all rows from the
+        beginning for every token.
+        """
+        _, *opened, last = self.drafter_passes()
+        if self.layout == "inline":
+            return [
+                last._replace(queries=n, keys=n)
+                for n in range(last.keys - self.block_size + 1, last.keys + 1)
+            ]
+        branches = self.num_anchors * self.group
+        past = last.keys - last.queries
+        return [
+            *opened,
+            *(Pass(self.batch, branches, past + branches * n) for n in range(1, self.block_size)),
+        ]
+
     def verifier_passes(self, judge_blocks: bool) -> list[Pass]:
-        """The verifier's passes: prompt and answer, then, in alignment, S - 1 tokens of every branch."""
+        """The verifier's passes: prompt and answer, then, in alignment, a chunk of every branch at a time.
+
+        Of the first chunk one token less is read, since the root's state is there.
+        """
         passes = [Pass(self.batch, self.sequence, self.sequence)]
         if judge_blocks:
-            drafted = self.num_anchors * self.group * (self.block_size - 1)
-            passes.append(Pass(self.batch, drafted, self.sequence + drafted))
+            branches, size = self.num_anchors * self.group, self.block_size
+            chunk = self.rollout_chunk or size
+            ends = [min(start + chunk, size) - 1 for start in range(0, size, chunk)]
+            for before, end in pairwise([0, *ends]):
+                passes.append(Pass(self.batch, branches * (end - before), self.sequence + branches * end))
         return passes

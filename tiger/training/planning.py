@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from tiger.planning.report import fitting_line, memory_table, parse_bytes, work_
 from tiger.planning.shapes import adapter_parameters, shape_of
 from tiger.planning.workload import Workload
 from tiger.training import AcceptanceAlignment, DraftTask
+from tiger.training.teacher_cache import SETTINGS, TOP_K, read_settings
 
 SIZES = {"prompt_tokens": 64, "visual_tokens": 1024, "answer_tokens": 256}
 # What `fit` gets from other files or needs not know: replaced by the first config that says otherwise.
@@ -111,6 +113,7 @@ def _workload(task: DraftTask, config: Namespace) -> Workload:
         num_routed=config.visual_tokens if options.selector == "full" else num_routed,
         layout=options.layout or "suffix",
         routed=options.selector in (None, "routed"),
+        rollout_chunk=options.get("rollout_chunk"),
     )
 
 
@@ -139,7 +142,15 @@ def _stage(task: DraftTask, trainer: Namespace, drafter: Any) -> Stage:
         train_vision=options.train_vision,
         adapters=None if task.lora is None else adapter_parameters(drafter, task.lora),
         recompute=options.gradient_checkpointing,
+        top_k=_kept_tokens(options.get("teacher_cache")),
     )
+
+
+def _kept_tokens(folder: str | None) -> int | None:
+    """Tokens of each place that a teacher cache keeps, by default where it is not made yet."""
+    if not folder:
+        return None
+    return read_settings(Path(folder)).top_k if (Path(folder) / SETTINGS).is_file() else TOP_K
 
 
 def optimizer_states(factory: OptimizerCallable) -> float:
