@@ -94,8 +94,9 @@ class RoutedDrafter(nn.Module):
         self.backbone = backbone
         self.router = Router(backbone.hidden_size)
         self.selector, self.layout, self.query, self.num_routed = selector, layout, query, num_routed
-        # Of one element and not none, since FSDP2 shards no scalars.
-        self.log_draft_temperature = nn.Parameter(torch.tensor([draft_temperature]).log())
+        # Of one element and not none, since FSDP2 shards no scalars. Only alignment has it learn.
+        start = torch.tensor([draft_temperature]).log()
+        self.log_draft_temperature = nn.Parameter(start, requires_grad=False)
         self.compiled: CompiledSteps | None = None
 
     @property
