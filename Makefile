@@ -30,7 +30,7 @@ demo: $(STAMP) ## Train both stages on the tiny pair and benchmark the drafters 
 
 test: export OMP_NUM_THREADS := 1
 test: lint types ## Lint, types, then the tests with coverage of tiger/ (at least 90 %)
-	$(PY) -m pytest --cov=tiger --cov-report=term --cov-fail-under=$(COVERAGE)
+	$(PY) -m pytest -n 2 --dist loadfile --cov=tiger --cov-report=term --cov-fail-under=$(COVERAGE)
 
 lint: $(STAMP) ## Check style and formatting with ruff
 	$(PY) -m ruff check .
