@@ -119,6 +119,7 @@ def test_missing_answers(answers):
         ({"image": None}, "no_image"),
         ({}, "no_image"),
         ({"image": b"no picture"}, "unreadable_image"),
+        ({"image": encoded()[:40]}, "unreadable_image"),
         ({"image": {"bytes": None, "path": None}}, "unreadable_image"),
         ({"image": "nowhere.png"}, "missing_image"),
         ({"image": Image.new("RGB", (1, 300))}, "extreme_aspect"),
@@ -176,8 +177,11 @@ def test_equal_content_is_the_same_picture(tmp_path):
 
 
 def test_only_the_header_is_read_before_a_picture_is_decoded(monkeypatch):
-    whole, cut = picture(encoded()), picture(encoded()[:40])
-    assert whole.size == cut.size == (6, 4)
+    buffer = io.BytesIO()
+    Image.effect_noise((60, 40), 90).save(buffer, "PNG")
+    content = buffer.getvalue()
+    whole, cut = picture(content), picture(content[: len(content) // 2])
+    assert whole.size == cut.size == whole.decode().size == (60, 40)
     with pytest.raises(SkipRow) as caught:
         cut.decode()
     assert caught.value.reason == "unreadable_image"
