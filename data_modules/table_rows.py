@@ -18,6 +18,7 @@ from datasets import Dataset, IterableDataset
 from data_modules.sources import Row
 
 CHUNK = 1 << 22  # characters of a JSON file that are read at once
+LARGEST = 1 << 26  # characters of a record; where there are more, the file is broken
 
 
 class Table(Protocol):
@@ -149,7 +150,7 @@ def _records(path: Path) -> Iterator[tuple[int, int]]:
                 more = file.read(CHUNK)
                 if not more and start == len(text):
                     return
-                if not more or len(text) > 16 * CHUNK:
+                if not more or len(text) > LARGEST:
                     raise ValueError(f"{path} is no JSON behind byte {place}: {error.msg}.") from error
                 text, at = text[start:] + more, 0
                 continue

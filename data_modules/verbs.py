@@ -27,7 +27,7 @@ def build(options: list[str]) -> Mixture:
     parser.add_argument("-c", "--config", action="config", help="File with options of the recipe.")
     parser.add_class_arguments(Recipe)
     parser.add_argument("--output", type=Path, required=True, help="Folder for manifest.json and report.md.")
-    values = parser.instantiate_classes(parser.parse_args(options))
+    values = parser.instantiate(parser.parse_args(options))
     output: Path = values.pop("output")
     values.pop("config")
     recipe = Recipe(**vars(values))

@@ -1,5 +1,6 @@
 """The verifier's answers are generated once, survive a kill, and are found again."""
 
+import io
 import json
 import shutil
 from array import array
@@ -8,6 +9,7 @@ import pytest
 import torch
 from helpers import fresh_backbone, tiny_backbone
 from hub_rows import encoded
+from PIL import Image
 
 from data_modules import responses
 from data_modules.examples import Examples, PromptFormat
@@ -189,8 +191,10 @@ def test_bad_formats_are_refused(verifier):
 
 
 def test_a_damaged_picture_is_replaced_and_named(form, verifier, tmp_path, caplog):
-    whole = encoded(size=(64, 64))
-    cut = {"bytes": whole["bytes"][:60], "path": "cut.png"}
+    buffer = io.BytesIO()
+    Image.effect_noise((64, 64), 90).save(buffer, "PNG")
+    whole = {"bytes": buffer.getvalue(), "path": None}
+    cut = {"bytes": whole["bytes"][:2000], "path": "cut.png"}
     questions = [f"What is written on page {number}?" for number in range(3)]
     rows = [{"image": image, "question": question, "answers": ["a"]}
             for image, question in zip((whole, cut, whole), questions, strict=True)]  # fmt: skip

@@ -3,7 +3,7 @@
 import io
 
 import pytest
-from PIL import Image
+from PIL import Image, ImageFile
 
 from data_modules.sources import (
     ChartQA,
@@ -119,6 +119,7 @@ def test_missing_answers(answers):
         ({"image": None}, "no_image"),
         ({}, "no_image"),
         ({"image": b"no picture"}, "unreadable_image"),
+        ({"image": encoded()[:40]}, "unreadable_image"),
         ({"image": {"bytes": None, "path": None}}, "unreadable_image"),
         ({"image": "nowhere.png"}, "missing_image"),
         ({"image": Image.new("RGB", (1, 300))}, "extreme_aspect"),
@@ -176,17 +177,19 @@ def test_equal_content_is_the_same_picture(tmp_path):
 
 
 def test_only_the_header_is_read_before_a_picture_is_decoded(monkeypatch):
-    whole, cut = picture(encoded()), picture(encoded()[:40])
-    assert whole.size == cut.size == (6, 4)
+    buffer = io.BytesIO()
+    Image.effect_noise((60, 40), 90).save(buffer, "PNG")
+    content = buffer.getvalue()
+    whole, cut = picture(content), picture(content[: len(content) // 2])
+    assert whole.size == cut.size == whole.decode().size == (60, 40)
     with pytest.raises(SkipRow) as caught:
         cut.decode()
     assert caught.value.reason == "unreadable_image"
-    monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("decoded"))
-    record = DocVQA().parse({"image": encoded(), "question": "Q?", "answers": ["a"]}, "k")
-    assert (
-        record.content
-        == DocVQA().parse({"image": encoded(), "question": "Q?", "answers": ["a"]}, "k").content
-    )
+    row = {"image": content, "question": "Q?", "answers": ["a"]}
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda self: pytest.fail("decoded"))
+    assert DocVQA().parse(row, "k").content == DocVQA().parse(row, "k").content
+    with pytest.raises(pytest.fail.Exception, match="decoded"):
+        whole.decode()
 
 
 @pytest.mark.parametrize(
