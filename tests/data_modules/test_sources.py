@@ -3,7 +3,7 @@
 import io
 
 import pytest
-from PIL import Image
+from PIL import Image, ImageFile
 
 from data_modules.sources import (
     ChartQA,
@@ -185,12 +185,11 @@ def test_only_the_header_is_read_before_a_picture_is_decoded(monkeypatch):
     with pytest.raises(SkipRow) as caught:
         cut.decode()
     assert caught.value.reason == "unreadable_image"
-    monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("decoded"))
-    record = DocVQA().parse({"image": encoded(), "question": "Q?", "answers": ["a"]}, "k")
-    assert (
-        record.content
-        == DocVQA().parse({"image": encoded(), "question": "Q?", "answers": ["a"]}, "k").content
-    )
+    row = {"image": content, "question": "Q?", "answers": ["a"]}
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda self: pytest.fail("decoded"))
+    assert DocVQA().parse(row, "k").content == DocVQA().parse(row, "k").content
+    with pytest.raises(pytest.fail.Exception, match="decoded"):
+        whole.decode()
 
 
 @pytest.mark.parametrize(
