@@ -20,6 +20,7 @@ from tiger.routing.selectors import SelectorName, select
 
 Layout = Literal["suffix", "inline"]
 Query = Literal["visual", "text"]
+COLDEST = 0.05  # least draft temperature; drafts are hardly sampled any more
 
 
 @dataclass
@@ -82,8 +83,10 @@ class RoutedDrafter(nn.Module):
             raise ValueError(
                 f"num_routed is {num_routed}; route one visual token or more, or set selector 'full'."
             )
-        if draft_temperature <= 0:
-            raise ValueError(f"draft_temperature is {draft_temperature}; it divides, so it must be above 0.")
+        if draft_temperature < COLDEST:
+            raise ValueError(
+                f"draft_temperature is {draft_temperature}; it divides, so take {COLDEST} or more."
+            )
         for name, value, allowed in (
             ("selector", selector, get_args(SelectorName)),
             ("layout", layout, get_args(Layout)),
@@ -102,11 +105,15 @@ class RoutedDrafter(nn.Module):
     @property
     def draft_temperature(self) -> float:
         """Divides the model's logits before drafts are sampled."""
-        return round(float(self.log_draft_temperature.detach().exp()), 4)
+        return round(float(self._temperature.detach()), 4)
+
+    @property
+    def _temperature(self) -> Tensor:
+        return self.log_draft_temperature.exp().clamp_min(COLDEST)
 
     def temper(self, logits: Tensor) -> Tensor:
         """The logits [..., V] that drafts are sampled by, from those of the model."""
-        return logits / self.log_draft_temperature.exp().to(logits.dtype)
+        return logits / self._temperature.to(logits.dtype)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The logits [..., V] that drafts are sampled by, of hidden states [..., D]."""

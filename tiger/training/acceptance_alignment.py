@@ -43,7 +43,7 @@ class AcceptanceAlignment(DraftTask):
         beta: Weight of KL(q || q_ref) to the warm-started drafter, both at draft temperature 1.
         temperature_lr: Learning rate of the draft temperature (ours), which all drafts share and imitation
             cannot find: where the drafter is unsure, what imitates best is not what is accepted most. 0 keeps
-            it as it is. `kd_weight` compares at draft temperature 1.
+            it as it is. Needs objective `overlap`. `kd_weight` compares at draft temperature 1.
         rollout_chunk: Tokens that are drafted before the verifier judges them; a block goes on only while all
             of it passed. The policy gradient stays what it is with whole blocks, for a fraction of the work;
             `kd_weight` and `beta` then count the tokens up to the first failed one, each fully. None drafts
@@ -68,7 +68,7 @@ class AcceptanceAlignment(DraftTask):
         kd_weight: float = 0.0,
         rollout_chunk: int | None = None,
         beta: float = 0.02,
-        temperature_lr: float = 0.01,
+        temperature_lr: float = 0.0,
         temperature: float = 1.0,
         **kwargs: Any,
     ) -> None:
@@ -80,6 +80,12 @@ class AcceptanceAlignment(DraftTask):
             )
         if temperature_lr < 0:
             raise ValueError(f"temperature_lr is {temperature_lr}; set 0 to keep the draft temperature.")
+        if temperature_lr and objective == "policy":
+            # It holds the chances of acceptance fixed, but a factor of all logits changes them all.
+            raise ValueError(
+                "temperature_lr needs objective overlap; the policy gradient finds the wrong draft "
+                "temperature. Set temperature_lr 0 or the other objective."
+            )
         if temperature <= 0:
             raise ValueError(f"temperature is {temperature}; drafts are sampled, so it must be above 0.")
         if self.lora is not None and self.lora.dropout:
