@@ -25,8 +25,8 @@ def _similarity(prediction: str, answer: str) -> float:
     longest = max(len(prediction), len(answer))
     if not longest:
         return 1.0
-    texts = (" ".join(text.lower().split()) for text in (prediction, answer))
-    return 1 - float(edit_distance(*([text] for text in texts), reduction="sum")) / longest
+    given, wanted = (" ".join(text.lower().split()) for text in (prediction, answer))
+    return 1 - float(edit_distance(given, wanted, reduction="sum")) / longest
 
 
 class Anls(TaskMetric):

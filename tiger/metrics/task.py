@@ -90,6 +90,13 @@ class TaskMetric(Metric, ABC):
             torch.tensor(list(line.encode()), dtype=torch.uint8, device=self.device) for line in lines
         ]
 
+    def sync(self, *args: Any, **kwargs: Any) -> None:
+        """Gathers the samples of all ranks; arguments are those of `torchmetrics.Metric.sync`."""
+        if isinstance(self.samples, list) and not self.samples:
+            # torchmetrics 1.9 sends an empty list as floats, which ranks that send bytes cannot receive.
+            self.samples = [torch.empty(0, dtype=torch.uint8, device=self.device)]
+        super().sync(*args, **kwargs)
+
     def gathered(self) -> list[tuple[str, Reference]]:
         """All answers with their references, each sample once, by id.
 
