@@ -91,7 +91,7 @@ def write(folder: Path, counts: dict[str, int]) -> None:
         options[source] = SourceOptions(counts[source], path=str(path))
     options["llava"] = write_llava(folder, counts["llava"], bases)
     options["tallyqa"] = write_tallyqa(folder, counts["tallyqa"])
-    recipe = Recipe(name="stand-in", **options)
+    recipe = Recipe(name="stand-in", use_guard=False, **options)
     (folder / "recipe.json").write_text(json.dumps(asdict(recipe)))
 
 

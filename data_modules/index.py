@@ -111,10 +111,16 @@ class Index:
     @classmethod
     def of(cls, shares: Sequence[Share], entries: list[Entry], reports: list[ShareReport]) -> Index:
         """An index whose manifest is computed."""
-        digest = hashlib.sha256()
-        for entry in entries:
-            digest.update(f"{shares[entry.share].rows.key(entry.number)} {entry.content}\n".encode())
-        return cls(entries, reports, digest.hexdigest()[:16])
+        keys = [shares[entry.share].rows.key(entry.number) for entry in entries]
+        return cls(entries, reports, hash_of(keys, entries))
+
+
+def hash_of(keys: Sequence[str], entries: Sequence[Entry]) -> str:
+    """The manifest: a hash over the name and content of every record, in order."""
+    digest = hashlib.sha256()
+    for key, entry in zip(keys, entries, strict=True):
+        digest.update(f"{key} {entry.content}\n".encode())
+    return digest.hexdigest()[:16]
 
 
 def remembered(cache_dir: Path, settings: Mapping[str, object], build: Callable[[], Index]) -> Index:

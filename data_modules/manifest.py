@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from data_modules.files import write_whole
-from data_modules.index import read_index
+from data_modules.index import Index, hash_of, read_index
 from data_modules.mixture import Mixture
 from data_modules.recipe import Recipe, build_mixture, open_shares
 
@@ -45,7 +45,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: If there is none.
-        ValueError: If it is of another format.
+        ValueError: If it is of another format, or its records are not those of its hash.
     """
     path = path / MANIFEST if path.is_dir() else path
     if not path.is_file():
@@ -58,6 +58,12 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise ValueError(
             f"{path} has the format {content.get('format')!r}, this version reads {FORMAT}; build it again."
         )
+    index, ids = read_index(content), content["ids"]
+    if len(ids) != len(index.entries) or hash_of(ids, index.entries) != index.manifest:
+        raise ValueError(
+            f"The records in {path} are not those of its hash {index.manifest}: the file was changed after "
+            "it was built. Build the mixture again."
+        )
     return content
 
 
@@ -69,11 +75,18 @@ def open_mixture(path: Path) -> tuple[Recipe, Mixture]:
 
     Raises:
         FileNotFoundError: If there is none, or a data set is gone.
-        ValueError: If it is of another format.
+        ValueError: If it is of another format, or its rows are not those it was built from.
     """
     content = read_manifest(path)
-    recipe = Recipe.of(content["recipe"])
-    return recipe, Mixture(recipe.name, open_shares(recipe), read_index(content))
+    recipe, saved = Recipe.of(content["recipe"]), read_index(content)
+    shares = open_shares(recipe)
+    index = Index.of(shares, saved.entries, saved.reports)
+    if index.manifest != saved.manifest:
+        raise ValueError(
+            f"The rows that {path} names have the hash {index.manifest}, not {saved.manifest}: the file "
+            "or a data set has changed. Build the mixture again."
+        )
+    return recipe, Mixture(recipe.name, shares, index)
 
 
 def differences(path: Path, build: Callable[[Recipe], Mixture] = build_mixture) -> list[str]:
@@ -86,10 +99,11 @@ def differences(path: Path, build: Callable[[Recipe], Mixture] = build_mixture) 
     content = read_manifest(path)
     saved = read_index(content)
     mixture = build(Recipe.of(content["recipe"]))
-    if mixture.manifest == saved.manifest:
+    ids = [mixture.key(i) for i in range(len(mixture))]
+    if ids == content["ids"] and mixture.index == saved:
         return []
-    old = {key: entry.content for key, entry in zip(content["ids"], saved.entries, strict=True)}
-    new = {mixture.key(i): entry.content for i, entry in enumerate(mixture.index.entries)}
+    old = {key: entry[2:] for key, entry in zip(content["ids"], saved.entries, strict=True)}
+    new = {key: entry[2:] for key, entry in zip(ids, mixture.index.entries, strict=True)}
     changed = sorted(key for key in old.keys() & new.keys() if old[key] != new[key])
     groups = {"gone": sorted(old.keys() - new), "new": sorted(new.keys() - old), "changed": changed}
     found = [f"manifest {saved.manifest}, rebuilt {mixture.manifest}"]
@@ -99,7 +113,11 @@ def differences(path: Path, build: Callable[[Recipe], Mixture] = build_mixture) 
         if report.kept != other.kept
     ]
     found += [f"{len(keys)} {name}: {_some(keys)}" for name, keys in groups.items() if keys]
-    return found if any(groups.values()) else [*found, "the same records in another order"]
+    return (
+        found
+        if any(groups.values())
+        else [*found, "the same records, in another order, at other places or with another report"]
+    )
 
 
 def _some(keys: list[str]) -> str:

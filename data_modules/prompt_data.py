@@ -191,7 +191,7 @@ class PromptDataModule(LightningDataModule, ABC):
 
     def _identity(self) -> str:
         own = self.response_settings if self.responses == "verifier" else ""
-        return f"{self.mixtures['train'].manifest} {self.responses} {own}"
+        return f"{self.mixtures['train'].manifest} {self.form.name} {self.responses} {own}"
 
     def _load_verifier(self) -> Backbone:
         settings = self.response_settings

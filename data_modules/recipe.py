@@ -71,7 +71,8 @@ class Recipe:
         use_choices: Whether ScienceQA's prompts have hint and choices.
         use_guard: Whether images of evaluation sets are left out: those of `reserved`, and of TallyQA all
             that are not in COCO's train2017.
-        reserved: Evaluation sets whose images are left out.
+        reserved: Evaluation sets whose images are left out; a guarded recipe with a source besides the
+            synthetic world must name some.
         seed: Seed of the order in which rows are taken.
     """
 
@@ -115,8 +116,16 @@ def build_mixture(recipe: Recipe) -> Mixture:
 
     Raises:
         FileNotFoundError: If a data set is not found.
-        ValueError: If a data set has other columns, or nothing is left after filtering.
+        ValueError: If a data set has other columns, nothing is left after filtering, or the guard has nothing
+            to guard.
     """
+    real = [name for name, options in recipe.sources.items() if not options.use_world]
+    if recipe.use_guard and real and not recipe.reserved:
+        raise ValueError(
+            f"The recipe {recipe.name} takes rows of {', '.join(real)}, and use_guard is true but reserved "
+            "names no evaluation set. Add --config configs/data/evaluation_images.yaml, or set use_guard to "
+            "false to keep images of evaluation sets."
+        )
     reserved = ReservedImages(recipe.reserved if recipe.use_guard else ())
     return mix(recipe.name, open_shares(recipe), recipe.question_filter, reserved.reason)
 

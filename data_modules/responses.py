@@ -89,13 +89,15 @@ def load_or_generate(
     Raises:
         ValueError: If a finished file lacks answers.
     """
-    parts = {
+    parts: dict[str, object] = {
         "verifier": fingerprint(verifier),
         "template": form.template,
         # Without empty entries, so that answers of before an option was added are still found.
         "settings": {name: value for name, value in asdict(settings).items() if value is not None},
         "mixture": mixture.manifest,
     }
+    if form.max_pixels is not None:
+        parts["max_pixels"] = form.max_pixels
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
     folder = cache_dir / "responses" / key
     folder.mkdir(parents=True, exist_ok=True)

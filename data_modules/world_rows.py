@@ -34,7 +34,7 @@ class WorldPicture(Picture):
 
     def __init__(self, seed: int, kind: str) -> None:
         self.seed, self.kind = seed, kind
-        self.name = self.identity = f"{kind}/{seed}/{_world_version()}"
+        self.name = self.identity = f"{kind}/{seed}/{world_version()}"
         self.size = (IMAGE_SIZE, IMAGE_SIZE)
 
     def decode(self) -> Image.Image:
@@ -77,7 +77,7 @@ class WorldRows:
     @property
     def fingerprint(self) -> str:
         """Changes whenever the rows do."""
-        return f"world {_world_version()} {self.split} {self.kind} {self.start} {self.available}"
+        return f"world {world_version()} {self.split} {self.kind} {self.start} {self.available}"
 
     def _seed(self, number: int) -> int:
         split = SPLITS[self.split]
@@ -85,7 +85,7 @@ class WorldRows:
 
 
 @cache
-def _world_version() -> str:
+def world_version() -> str:
     """Hash of the code that renders the world."""
     digest = hashlib.sha256()
     for path in sorted(Path(world.__file__).parent.glob("*.py")):

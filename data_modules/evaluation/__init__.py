@@ -57,7 +57,7 @@ class TaskSet(Protocol):
         """Ids of all prompts, without making them."""
 
     def settings(self) -> dict[str, Any]:
-        """What prompts depend on beside their ids."""
+        """What prompts and references depend on beside their ids; `drop` leaves it as it is."""
 
     @property
     def answer_limit(self) -> int:

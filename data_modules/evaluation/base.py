@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -118,6 +120,8 @@ class EvaluationSet(ABC):
         self.unit_of: list[int] = []  # number of the unit of each sample
         self.skipped: dict[str, list[str]] = {}
         self._select()
+        self.content = _content(self.references)
+        self.files = _files(options.path)
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -144,10 +148,12 @@ class EvaluationSet(ABC):
         return [f"{self.label}/{reference.id}" for reference in self.references]
 
     def settings(self) -> dict[str, Any]:
-        """What prompts depend on beside their ids."""
+        """What prompts and references depend on beside their ids; `drop` leaves it as it is."""
         options = self.options
         names = ("hub_ids", "split", "max_frames", "frames_as_images")
-        return {name: getattr(options, name) for name in names} | {"path": str(options.path or "")}
+        paths = {name: str(getattr(options, name) or "") for name in ("path", "media_root")}
+        data = {"references": self.content, "files": self.files}
+        return {name: getattr(options, name) for name in names} | paths | data
 
     @property
     def answer_limit(self) -> int:
@@ -291,6 +297,20 @@ def check_subset(name: str, style: str, limit: int | None) -> None:
         raise ValueError(f"Unknown style {style!r} of {name}; choose one of {', '.join(STYLES)}.")
     if limit is not None and limit < 1:
         raise ValueError(f"num_prompts is {limit}; take one sample of {name} or more, or null for all.")
+
+
+def _content(references: Sequence[Reference]) -> str:
+    """Hash of what is asked and what is right."""
+    rows = [[r.id, r.question, r.answers, dict(r.choices)] for r in references]
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+
+
+def _files(path: Path | None) -> list[list[Any]]:
+    """Names, sizes and times of the files of a local copy."""
+    if path is None:
+        return []
+    found = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    return [[str(file.relative_to(path)), file.stat().st_size, file.stat().st_mtime_ns] for file in found]
 
 
 def lettered(texts: Sequence[str]) -> dict[str, str]:

@@ -10,6 +10,7 @@ from PIL import Image
 
 from data_modules.evaluation.base import AS_PUBLISHED, SetOptions, check_subset
 from data_modules.synthetic.world import KINDS, SPLITS, generate
+from data_modules.world_rows import world_version
 from tiger.backbones.base import Prompt
 from tiger.metrics.exact_match import ExactMatch
 from tiger.metrics.task import Reference, TaskMetric
@@ -69,8 +70,8 @@ class Synthetic:
         return [f"{self.label}/{reference.id}" for reference in self.references]
 
     def settings(self) -> dict[str, Any]:
-        """What prompts depend on beside their ids: nothing."""
-        return {}
+        """What prompts and references depend on beside their ids."""
+        return {"world": world_version()}
 
     def prompt(self, index: int) -> Prompt:
         """Renders the picture of one sample."""

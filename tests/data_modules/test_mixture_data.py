@@ -11,7 +11,7 @@ from hub_rows import llava
 from toy_fit import Killed, Toy, fit
 
 from data_modules import MixtureDataModule, world_rows
-from data_modules.manifest import MANIFEST, REPORT
+from data_modules.manifest import MANIFEST, REPORT, differences, open_mixture
 from data_modules.synthetic.world import generate
 from tiger.cli import main
 
@@ -108,6 +108,57 @@ def test_a_missing_or_old_manifest_is_refused(tmp_path):
     (tmp_path / MANIFEST).write_text('{"format": 0}')
     with pytest.raises(ValueError, match="has the format 0, this version reads 1"):
         main(["data", "verify", str(tmp_path)])
+
+
+def change(content, what):
+    entry = content["entries"][0]
+    if what == "id":
+        content["ids"][0] += "0"
+    elif what == "missing":
+        content["ids"].pop()
+    elif what == "content":
+        entry[4] = "0" * len(entry[4])
+    elif what == "picture":
+        entry[3] = "0" * len(entry[3])
+    elif what == "length":
+        entry[2] += 1
+    elif what == "number":
+        entry[1] += 1
+    else:
+        content["reports"][0]["kept"] += 1
+
+
+@pytest.fixture
+def changed(folder, tmp_path):
+    def make(what):
+        content = json.loads((folder / MANIFEST).read_text())
+        change(content, what)
+        (tmp_path / MANIFEST).write_text(json.dumps(content))
+        return tmp_path
+
+    return make
+
+
+@pytest.mark.parametrize("what", ["id", "missing", "content"])
+def test_records_that_are_not_those_of_the_hash_are_refused(changed, what):
+    path = changed(what)
+    for use in (open_mixture, differences):
+        with pytest.raises(ValueError, match=r"not those of its hash .*Build the mixture again"):
+            use(path)
+
+
+def test_rows_that_are_not_those_of_the_hash_are_refused(changed):
+    with pytest.raises(ValueError, match=r"have the hash .*, not .*Build the mixture again"):
+        open_mixture(changed("number"))
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [("picture", "1 changed: "), ("length", "1 changed: "), ("number", "at other places"),
+     ("report", "llava: kept 10, rebuilt 9")],
+)  # fmt: skip
+def test_verify_compares_every_entry(changed, what, said):
+    assert said in "\n".join(differences(changed(what)))
 
 
 def test_splits_share_no_picture(module):

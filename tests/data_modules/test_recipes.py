@@ -28,8 +28,13 @@ def shipped(name):
 
 
 def only(name, count=9, **options):
-    """A recipe of one source without a guard for others."""
-    return Recipe(**{name: SourceOptions(count, **options)})
+    """A recipe of one source without a guard."""
+    return Recipe(use_guard=False, **{name: SourceOptions(count, **options)})
+
+
+def guarded(recipe, path):
+    """The recipe with an evaluation set, a list or a folder, whose images are left out."""
+    return replace(recipe, use_guard=True, reserved=(ReservedSet(str(path), split="validation"),))
 
 
 def questions(mixture):
@@ -98,10 +103,13 @@ def test_chartqa_drops_duplicates(tmp_path):
 def test_tallyqa_takes_each_coco_picture_once(tmp_path):
     path = hub_rows.tallyqa(tmp_path)
     options = {"path": path, "image_root": str(tmp_path)}
-    (report,) = build_mixture(only("tallyqa", is_one_per_image=True, **options)).index.reports
+    (tmp_path / "list.txt").write_text("999999")
+    once = only("tallyqa", is_one_per_image=True, **options)
+    (report,) = build_mixture(guarded(once, tmp_path / "list.txt")).index.reports
     assert report.dropped == {"not_coco": 1, "missing_image": 1, "same_image": 1}
     assert report.kept == 2
-    assert build_mixture(only("tallyqa", **options)).index.reports[0].kept == 3
+    again = guarded(only("tallyqa", **options), tmp_path / "list.txt")
+    assert build_mixture(again).index.reports[0].kept == 3
 
 
 def test_rows_grouped_by_image(tmp_path):
@@ -165,14 +173,14 @@ def test_a_recipe_takes_something():
 
 @pytest.mark.parametrize("form", ["data set", "text"])
 def test_evaluation_images_are_left_out(textvqa, tmp_path, form):
-    reserved = ReservedSet(textvqa, split="validation")
+    reserved = textvqa
     if form == "text":
         image = next(
             r for r in build_mixture(only("textvqa", path=textvqa)) if r.id == "textvqa/train/0"
         ).images[0]
         (tmp_path / "list.txt").write_text(f"{image.identity}\n")
-        reserved = ReservedSet(str(tmp_path / "list.txt"))
-    recipe = replace(only("textvqa", path=textvqa), reserved=(reserved,))
+        reserved = tmp_path / "list.txt"
+    recipe = guarded(only("textvqa", path=textvqa), reserved)
     assert build_mixture(recipe).index.reports[0].dropped["evaluation_image"] == 1
     unguarded = build_mixture(replace(recipe, use_guard=False))
     assert "evaluation_image" not in unguarded.index.reports[0].dropped
@@ -186,18 +194,25 @@ def test_coco_numbers_are_left_out(tmp_path, form):
         "numbers": ("val.txt", "3\n000000000005\n"),
     }[form]
     (tmp_path / name).write_text(text)
-    recipe = replace(
-        only("llava", path=path, image_root=str(tmp_path)), reserved=(ReservedSet(str(tmp_path / name)),)
-    )
+    recipe = guarded(only("llava", path=path, image_root=str(tmp_path)), tmp_path / name)
     (report,) = build_mixture(recipe).index.reports
     assert report.dropped["evaluation_image"] == (1 if form == "annotations" else 2)
 
 
 def test_an_evaluation_set_without_images_is_refused(tmp_path):
     (tmp_path / "empty.txt").write_text("")
-    recipe = replace(only("chartqa", use_world=True), reserved=(ReservedSet(str(tmp_path / "empty.txt")),))
+    recipe = guarded(only("chartqa", use_world=True), tmp_path / "empty.txt")
     with pytest.raises(ValueError, match=r"empty\.txt.* adds no image"):
         build_mixture(recipe)
+
+
+def test_a_guard_without_evaluation_sets_is_refused(textvqa):
+    recipe = replace(only("textvqa", path=textvqa), use_guard=True)
+    with pytest.raises(
+        ValueError, match=r"rows of textvqa, .*names no evaluation set.*evaluation_images\.yaml"
+    ):
+        build_mixture(recipe)
+    assert len(build_mixture(replace(recipe, textvqa=SourceOptions(2, use_world=True)))) == 2
 
 
 # The shipped recipes over as many rows as the data sets have, of which as many are short, without picture or
@@ -269,11 +284,12 @@ def coco(tmp_path_factory):
     (folder / "coco" / "train2017").mkdir(parents=True)
     for number in range(NUM_FILES):
         (folder / "coco" / "train2017" / f"{number:012d}.jpg").write_bytes(PIXEL + f"{number}".encode())
+    (folder / "list.txt").write_text("999999")
     return folder
 
 
 def simulated(name, coco, monkeypatch, **changes):
-    recipe = replace(shipped(name), reserved=(), **changes)
+    recipe = guarded(replace(shipped(name), **changes), coco / "list.txt")
     for source, folder in (("llava", coco), ("tallyqa", coco / "coco")):
         options = replace(getattr(recipe, source), image_root=str(folder))
         recipe = replace(recipe, **{source: options})
@@ -316,7 +332,7 @@ def test_shipped_recipes_ask_for_the_papers_tables(name, table, splits):
         assert all(options.use_world == bool(end) for options in recipe.sources.values())
         assert recipe.use_guard
     assert table == PAPER_SHARES["kd" if name == "kd_mixture" else "align"]
-    assert len(shipped(name).reserved) == 4
+    assert len(shipped(name).reserved) == 5
     assert Recipe.of(asdict(shipped(name))) == shipped(name)
 
 

@@ -1,5 +1,6 @@
 """The verifier's answers are generated once, survive a kill, and are found again."""
 
+import hashlib
 import io
 import json
 import shutil
@@ -113,7 +114,7 @@ def test_a_kill_while_answering_leaves_whole_batches(mixture, form, verifier, tm
     assert len(answer(mixture, form, verifier, tmp_path)) == 10
 
 
-@pytest.mark.parametrize("change", ["settings", "template", "mixture", "weights"])
+@pytest.mark.parametrize("change", ["settings", "template", "max_pixels", "mixture", "weights"])
 def test_other_answers_have_another_file(change, mixture, form, verifier, tmp_path, monkeypatch):
     answer(mixture, form, verifier, tmp_path)
     settings = SETTINGS
@@ -121,12 +122,24 @@ def test_other_answers_have_another_file(change, mixture, form, verifier, tmp_pa
         settings = ResponseSettings(max_new_tokens=4)
     elif change == "template":
         form = PromptFormat(verifier, "{question} Explain.")
+    elif change == "max_pixels":
+        form = PromptFormat(verifier, max_pixels=10_000)
     elif change == "mixture":
         mixture = mix("train", [Share(Llava(), WorldRows("llava", "train", 1, 20), 3)])
     else:
         monkeypatch.setattr(responses, "fingerprint", lambda name: "other weights")
     answer(mixture, form, verifier, tmp_path, settings)
     assert len(list(tmp_path.rglob(FINISHED))) == 2
+
+
+def test_without_max_pixels_the_key_is_that_of_older_caches(finished, mixture, verifier):
+    parts = {
+        "verifier": fingerprint(verifier),
+        "template": "{question}",
+        "settings": {"max_new_tokens": 5, "temperature": 0.0, "seed": 0, "dtype": "float32"},
+        "mixture": mixture.manifest,
+    }
+    assert finished.parent.name == hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
 def test_a_finished_file_that_lacks_answers_is_refused(finished, mixture, form, verifier, tmp_path):

@@ -144,11 +144,14 @@ def test_a_killed_fit_sees_the_remaining_batches(folders, tmp_path, num_workers)
     assert torch.equal(resumed.weight, whole.weight)
 
 
-def test_resuming_with_other_data_is_refused(folders, tmp_path):
+@pytest.mark.parametrize(
+    "change", [{"mixture": "align"}, {"max_pixels": 10_000}, {"prompt_template": "{question} Explain."}]
+)
+def test_resuming_with_other_data_is_refused(folders, tmp_path, change):
     with pytest.raises(Killed):
         fit(module(folders), Toy(kill_at=3), tmp_path)
     with pytest.raises(ValueError, match=r"made with identity = .*start a new run"):
-        fit(module(folders, mixture="align"), Toy(), tmp_path, tmp_path / "last.ckpt")
+        fit(module(folders, **change), Toy(), tmp_path, tmp_path / "last.ckpt")
 
 
 def test_half_precision_leaves_prompts_alone(folders, tmp_path):

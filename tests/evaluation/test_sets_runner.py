@@ -16,12 +16,12 @@ from hub_repository import write_repository
 from data_modules.evaluation import SetOptions, load_set
 from tiger.backbones.base import Backbone, PromptTooLong
 from tiger.decoding.autoregressive import AutoregressiveDecoder
-from tiger.decoding.records import Generation
+from tiger.decoding.records import Generation, Round
 from tiger.decoding.speculative import SpeculativeDecoder
 from tiger.drafting.saving import save_drafter
 from tiger.evaluation import decoders as decoders_module
 from tiger.evaluation.bootstrap import mean_interval
-from tiger.evaluation.cells import points, scores
+from tiger.evaluation.cells import acceptance, points, scores
 from tiger.evaluation.decoders import Decoders
 from tiger.evaluation.exactness import differing, is_tie, split_ties
 from tiger.evaluation.runner import benchmark
@@ -324,6 +324,11 @@ def test_an_interval_needs_a_score_that_is_a_mean(world):
     assert (entry["score_low"], entry["score_high"]) == (expected.low, expected.high)
     with pytest.raises(ValueError, match="no prompt"):
         mean_interval([])
+
+
+def test_rounds_may_draft_nothing():
+    entry = acceptance([Generation("a", [1, 7], rounds=[Round([], 0, 7, 1)])], seed=0)
+    assert (entry["acclen"], entry["rounds"]) == (0, 1)
 
 
 def test_prompts_beyond_the_context_are_left_out(world, tmp_path, monkeypatch):

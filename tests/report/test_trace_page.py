@@ -125,6 +125,12 @@ def test_coarse_and_fine_views_share_their_picture():
     assert places[3:] == [(1, 0, 4, 1, 1), (1, 3, pytest.approx(5.8), 1, pytest.approx(0.2))]
 
 
+def test_an_answer_whose_rounds_drafted_nothing(verifier):
+    trace = Trace(Prompt("q"), Generation("g", [1, 7], "ab", rounds=[Round([], 0, 7, 1)]), ())
+    data = trace_data(trace, verifier.tokenizer)
+    assert (data["block"], data["acclen"]) == (1, 0)
+
+
 def test_nothing_to_show(tmp_path, verifier):
     with pytest.raises(ValueError, match="no generation to show"):
         write_trace_page(tmp_path / "page.html", [], verifier.tokenizer)

@@ -25,7 +25,7 @@ GIB = 1 << 30
 
 def acceptance(answers: Sequence[Generation], seed: int) -> dict[str, Any]:
     """The entries that come from round records; infinite ones become null."""
-    block = max((r.depth for answer in answers for r in answer.rounds), default=1)
+    block = max((r.depth for answer in answers for r in answer.rounds), default=1) or 1
     metric = AcceptanceMetrics(block)
     metric.update(answers)
     interval = acclen_interval(acceptance_counts(answers), seed=seed)

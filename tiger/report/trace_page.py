@@ -75,7 +75,7 @@ def grids_of(backbone: Backbone, prompt: Prompt) -> tuple[Grid, ...]:
 def trace_data(trace: Trace, tokenizer: Any) -> dict[str, Any]:
     """What the page shows of one generation, as plain values."""
     generation = trace.generation
-    block = max((r.depth for r in generation.rounds), default=1)
+    block = max((r.depth for r in generation.rounds), default=1) or 1
     metric = AcceptanceMetrics(block)
     metric.update([generation])
     pictures = _pictures(trace)

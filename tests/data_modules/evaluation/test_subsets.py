@@ -1,6 +1,8 @@
 """What is taken of a set and what is left out."""
 
 import io
+import os
+from pathlib import Path
 
 import pytest
 from fixtures import DOCVQA, MMBENCH, POPE, SCIENCEQA, TEXTVQA, picture, repository
@@ -8,6 +10,7 @@ from PIL import Image
 
 from data_modules.evaluation import SETS, SetOptions, load_set
 from data_modules.synthetic.world import generate
+from data_modules.world_rows import world_version
 
 
 def pope(folder, count=12):
@@ -129,6 +132,32 @@ def test_settings_of_a_set(tmp_path):
         load_set("pope", 0, options=pope(tmp_path))
     with pytest.raises(ValueError, match="num_prompts is None; synthetic has 1 to"):
         load_set("synthetic")
+
+
+def test_the_data_stand_in_the_settings(tmp_path):
+    def written(name, **changes):
+        row = {"question": "Is there a dog?", "answer": "yes", "category": "random", "image": picture()}
+        return Path(repository(tmp_path / name, POPE, [row | changes] * 3).hub_ids[1])
+
+    def settings(path, **changes):
+        return load_set("pope", options=SetOptions(path=path, **changes)).settings()
+
+    path = written("a")
+    first = settings(path)
+    assert first == settings(path) != settings(path, media_root=tmp_path)
+    others = [settings(written(name, **{name: "no"})) for name in ("question", "answer")]
+    assert len({first["references"], *(other["references"] for other in others)}) == 3
+    tasks = load_set("pope", options=SetOptions(path=path))
+    tasks.drop({tasks.prompt_ids[0]}, "prompt_too_long")
+    assert tasks.settings() == first
+    file = next(file for file in path.rglob("*") if file.is_file())
+    os.utime(file, ns=(0, 0))
+    touched = settings(path)
+    assert touched["references"] == first["references"]
+    assert touched["files"] != first["files"]
+    table = next(path.rglob("*.parquet"))
+    assert [size for _, size, _ in settings(table)["files"]] == [table.stat().st_size]
+    assert load_set("synthetic", 1).settings() == {"world": world_version()}
 
 
 def test_the_synthetic_world_is_a_set():
