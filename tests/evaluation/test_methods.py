@@ -1,11 +1,14 @@
 """Training-free methods by name through `benchmark` and `generate`; trees in journal and page."""
 
+from types import SimpleNamespace
+
 import pytest
 from helpers import prompts, save_backbone, tiny_backbone
 
 from tests.decoding.test_greedy_equality import check_records
 from tiger.decoding.records import Round
 from tiger.drafting.methods import METHODS
+from tiger.evaluation import runner
 from tiger.evaluation.generate import generate
 from tiger.evaluation.runner import benchmark
 from tiger.evaluation.samples import from_record, to_record
@@ -42,6 +45,21 @@ def test_a_benchmark_names_methods_and_files(folder, tmp_path):
     changed = benchmark(**settings)
     assert changed[:-1] == cells[:-1]
     assert changed[-1]["acclen"] != cells[-1]["acclen"]
+
+
+def test_a_warm_method_starts_anew_in_every_cell(folder, tmp_path, monkeypatch):
+    path = tmp_path / "warm.yaml"
+    path.write_text("method: token_recycling\nwarm: true\n")
+    settings = {"verifier": str(folder), "decoders": {"warm": str(path)}, "num_prompts": 2}
+    settings |= {"max_new_tokens": 6, "num_threads": None, "speed_prompts": 0, "device": "cpu"}
+    both = benchmark(**settings, temperatures=(1.0, 0.0), output=tmp_path / "both")
+    alone = benchmark(**settings, temperatures=(0.0,), output=tmp_path / "alone")
+    assert both[2:] == alone
+    with pytest.raises(ValueError, match=r"warm has `warm: true`.*Set speed_prompts 0 .*now 1 and 1"):
+        benchmark(**settings | {"speed_prompts": 1}, output=tmp_path / "timed")
+    monkeypatch.setattr(runner, "Shards", lambda: SimpleNamespace(rank=0, world_size=2))
+    with pytest.raises(ValueError, match=r"run one process \(now 0 and 2\)"):
+        benchmark(**settings, output=tmp_path / "shared")
 
 
 def ask(folder, **changes):

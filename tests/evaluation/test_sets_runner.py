@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,6 +27,8 @@ from tiger.evaluation.decoders import Decoders
 from tiger.evaluation.exactness import differing, is_tie, split_ties
 from tiger.evaluation.runner import benchmark
 from tiger.evaluation.samples import Journal
+from tiger.metrics.caption import CaptionAccuracy
+from tiger.metrics.cider import Cider
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = "import sys; from tiger.cli import main; main(sys.argv[1:])"
@@ -324,6 +327,45 @@ def test_an_interval_needs_a_score_that_is_a_mean(world):
     assert (entry["score_low"], entry["score_high"]) == (expected.low, expected.high)
     with pytest.raises(ValueError, match="no prompt"):
         mean_interval([])
+
+
+def test_settings_of_all_metrics_of_a_set_are_kept():
+    tasks = load_set("synthetic", 1)
+    metrics = (Cider("python"), CaptionAccuracy())
+    captions = SimpleNamespace(style="score", references=tasks.references, metrics=lambda: metrics)
+    entry = scores([Generation("a", [1], "A star.")], captions, [None], seed=0)
+    assert entry["score_settings"] == {
+        "cider": {"tokenizer": "python"},
+        "caption_accuracy": {"definition": "BLEU-1", "tokenizer": "python"},
+    }
+
+
+def test_timed_prompts_beyond_the_context_are_left_out(world, tmp_path, monkeypatch):
+    check, whole = Backbone.check_length, set()
+
+    def short(self, inputs, name):
+        if name.startswith("pope@speed") and name not in whole:
+            raise PromptTooLong(name)
+        check(self, inputs, name)
+
+    monkeypatch.setattr(Backbone, "check_length", short)
+    options = {"pope@speed": SetOptions(path=world / "pope")}
+    changes = {"dataset": "synthetic", "num_prompts": 1, "set_options": options, "batch_sizes": [1]}
+    changes |= {"speed_dataset": "pope@speed", "speed_prompts": 3}
+    with pytest.raises(ValueError, match="No prompt of pope@speed fits"):
+        benchmark(**settings(world, tmp_path, **changes))
+    first, *others = load_set("pope@speed", 3, options=options["pope@speed"]).prompt_ids
+    whole.add(first)
+    cells = benchmark(**settings(world, tmp_path, **changes))
+    assert [cell["speed_too_long"] for cell in cells] == [others, others]
+    assert all(cell["tokens_per_second"] > 0 for cell in cells)
+    with monkeypatch.context() as patch:
+        patch.setattr(Decoders, "build", None)  # nothing is decoded again
+        assert json.dumps(benchmark(**settings(world, tmp_path, **changes))) == json.dumps(cells)
+    options["pope@speed"] = SetOptions(path=world / "pope", media_root=tmp_path)  # another timed set
+    benchmark(**settings(world, tmp_path, **changes))
+    assert len({json.loads(line)["cell"] for line in (tmp_path / "timings.jsonl").open()}) == 2
+    assert len({json.loads(line)["cell"] for line in (tmp_path / "samples.jsonl").open()}) == 2
 
 
 def test_rounds_may_draft_nothing():

@@ -72,12 +72,12 @@ def scores(
     if tasks.style == "speed":
         return dict.fromkeys(("metric", "score", "score_low", "score_high", "scores", "score_settings"))
     figures: dict[str, float] = {}
-    settings: dict[str, str] = {}
+    settings: dict[str, dict[str, str]] = {}
     texts, metrics = [answer.text for answer in answers], tasks.metrics()
     for metric in metrics:
         metric.update(texts, tasks.references)
         figures |= metric.compute()
-        settings |= metric.settings()
+        settings[metric.headline] = metric.settings()
     name, value = next(iter(figures.items()))
     result = {"metric": name, "score": value, "score_low": None, "score_high": None}
     known = [point for point in each if point is not None]
@@ -97,7 +97,7 @@ def speed(timings: Mapping[str, Timing], name: str, full_token: str) -> dict[str
     """
     if not timings:
         names = ("tokens_per_second", "speedup", "latency_s", "first_token_s", "other_share", "phase_ms")
-        more = ("latency_ar_normalized", "latency_full_token_normalized", "peak_memory_gib")
+        more = ("latency_ar_normalized", "latency_full_token_normalized", "peak_memory_gib", "speed_too_long")
         return dict.fromkeys((*names, *more))
     timing = timings[name]
     rounds = max(timing.rounds, 1)
@@ -112,6 +112,7 @@ def speed(timings: Mapping[str, Timing], name: str, full_token: str) -> dict[str
         "latency_ar_normalized": 1 / timing.speedup_over(timings[BASELINE]),
         "latency_full_token_normalized": None if full is None else 1 / timing.speedup_over(full),
         "peak_memory_gib": timing.peak_bytes / GIB or None,
+        "speed_too_long": timing.too_long,
     }
 
 

@@ -18,6 +18,7 @@ from tiger.decoding.records import Generation
 from tiger.decoding.speculative import SpeculativeDecoder
 from tiger.drafting.base import Drafter
 from tiger.drafting.methods import build_method, method_options
+from tiger.drafting.routed import RoutedDrafter
 from tiger.drafting.saving import load_drafter
 from tiger.evaluation.samples import Journal, fingerprint, from_record, settings_key, to_record
 from tiger.evaluation.timing import Timing, measure
@@ -81,7 +82,9 @@ class Decoders:
         return backbone
 
     def drafter(self, path: str) -> Drafter:
-        """A drafter, loaded once."""
+        """A drafter: a model is loaded once, a method is made anew, as it may remember what it has read."""
+        if (options := method_options(path)) is not None:
+            return build_method(options)
         key = f"drafter {path}"
         if key not in self.loaded:
             self.loaded[key] = self._load(path)
@@ -89,8 +92,6 @@ class Decoders:
         return drafter
 
     def _load(self, path: str) -> Drafter:
-        if (options := method_options(path)) is not None:
-            return build_method(options)
         drafter = load_drafter(path, self.dtype).to(self.backbone.device)
         if self.compile_drafter:
             drafter.compile_steps()
@@ -177,10 +178,7 @@ class Decoders:
         records = (self._records_of(name, t, batch_size) for t in temperatures for name in self.drafters)
         names = {record["id"] for cell in records for record in cell if record.get("skipped")}
         if len(names) == len(self.ids):
-            raise ValueError(
-                f"No prompt of {self.tasks.label} fits into the context. Lower the processor's largest "
-                "image size, take fewer frames of a video, or choose models with a longer context."
-            )
+            raise _none_fits(self.tasks)
         if names:
             self.tasks.drop(names, TOO_LONG)
 
@@ -202,26 +200,63 @@ class Decoders:
         self.samples.note(self._key(name, temperature, batch_size), "score", scores)
 
     def timings(self, temperature: float, batch_size: int, repeats: int) -> dict[str, Timing]:
-        """Times of all decoders on the timed prompts, measured or read back; empty for no prompts."""
+        """Times of all decoders on the timed prompts, measured or read back; empty for no prompts.
+
+        Raises:
+            ValueError: If all timed prompts are too long for a model.
+        """
         if not self.num_timed:
             return {}
         settings = {name: self.settings(name, temperature) for name in self.drafters}
         timed = self.timed.prompt_ids[: self.num_timed]
         settings |= {"batch_size": {"size": batch_size, "timed": timed, "repeats": repeats}}
         settings["threads"] = {"number": torch.get_num_threads(), "limit": self.limit(self.timed)}
+        settings["timed set"] = self.timed.settings()
         key = settings_key(settings)
         records = self.times.get(key)
         if records is None:
-            runs = {name: self.build(name, temperature, self.timed).generate for name in self.drafters}
+            decoders = {name: self.build(name, temperature, self.timed) for name in self.drafters}
             prompts = [self.timed.prompt(index) for index in range(len(timed))]
-            timings = measure(runs, prompts, batch_size, repeats)
-            rows = ({"decoder": name, "timing": asdict(timing)} for name, timing in timings.items())
+            too_long = _too_long(prompts, list(decoders.values()))
+            if len(too_long) == len(prompts):
+                raise _none_fits(self.timed)
+            runs = {name: decoder.generate for name, decoder in decoders.items()}
+            fitting = [prompt for prompt in prompts if prompt.id not in too_long]
+            timings = measure(runs, fitting, batch_size, repeats)
+            rows = [
+                {"decoder": name, "timing": asdict(timing) | {"too_long": too_long}}
+                for name, timing in timings.items()
+            ]
             self.times.add(key, rows, len(timings), temperature=temperature, batch_size=batch_size)
             records = self.times.get(key) or []
         return {record["decoder"]: Timing(**record["timing"]) for record in records}
 
     def _key(self, name: str, temperature: float, batch_size: int) -> str:
         return settings_key(self.settings(name, temperature) | {"batch_size": batch_size})
+
+
+def _none_fits(tasks: TaskSet) -> ValueError:
+    return ValueError(
+        f"No prompt of {tasks.label} fits into the context. Lower the processor's largest image size, take "
+        "fewer frames of a video, or choose models with a longer context."
+    )
+
+
+def _too_long(
+    prompts: Sequence[Prompt], decoders: Sequence[AutoregressiveDecoder | SpeculativeDecoder]
+) -> list[str]:
+    """Ids of the prompts that a model of the decoders cannot read."""
+    drafters = [decoder.drafter for decoder in decoders if isinstance(decoder, SpeculativeDecoder)]
+    readers = [decoder.verifier.backbone for decoder in decoders[:1]]
+    readers += [drafter.backbone for drafter in drafters if isinstance(drafter, RoutedDrafter)]
+    found = []
+    for prompt in prompts:
+        try:
+            for reader in readers:
+                reader.prepare(prompt)
+        except PromptTooLong:
+            found.append(prompt.id)
+    return found
 
 
 def _records(

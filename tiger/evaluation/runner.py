@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from data_modules.evaluation import AS_PUBLISHED, SetOptions, load_set
 from tiger.backbones.loading import Quantization, choose_device
+from tiger.drafting.methods import method_options
 from tiger.evaluation import cells as entries
 from tiger.evaluation.decoders import BASELINE, Decoders
 from tiger.evaluation.results import write_export, write_results, write_traces
@@ -116,6 +117,7 @@ def benchmark(
     if speed_dataset and speed_prompts:
         timed = load_set(speed_dataset, speed_prompts, seed, options[speed_dataset])
     shards = Shards()
+    _check_warm(drafters, speed_prompts, shards.world_size)
     output.mkdir(parents=True, exist_ok=True)
     samples = Journal(output / "samples.jsonl", rank=shards.rank)
     times = Journal(output / "timings.jsonl", "decoder")
@@ -259,6 +261,18 @@ def _assert_lossless(cells: Sequence[Mapping[str, Any]]) -> None:
             "Greedy answers differ from the verifier's own, which no rounding explains: "
             f"{'; '.join(sorted(wrong))}. This is an error of the decoder, please report it; all results "
             "are in the output folder."
+        )
+
+
+def _check_warm(drafters: Mapping[str, str | None], speed_prompts: int, world_size: int) -> None:
+    """Raises ValueError where results of a method that remembers other requests would mean nothing."""
+    options = {name: method_options(path) or {} for name, path in drafters.items() if path is not None}
+    warm = [name for name, given in options.items() if given.get("warm")]
+    if warm and (speed_prompts or world_size > 1):
+        raise ValueError(
+            f"{', '.join(warm)} has `warm: true`, and remembers earlier requests: timed prompts are decoded "
+            "several times, and of several processes each sees others. Set speed_prompts 0 and run one "
+            f"process (now {speed_prompts} and {world_size}), or set warm false."
         )
 
 

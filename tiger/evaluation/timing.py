@@ -26,6 +26,7 @@ class Timing:
         phases: Seconds per phase, summed over all rounds and repeats.
         rounds: Number of those rounds.
         peak_bytes: Most GPU memory in use, weights of all decoders included; 0 without a GPU.
+        too_long: Ids of prompts that were left out, as they are too long for a model.
     """
 
     seconds: list[float] = field(default_factory=list)
@@ -34,6 +35,7 @@ class Timing:
     phases: dict[str, float] = field(default_factory=dict)
     rounds: int = 0
     peak_bytes: int = 0
+    too_long: list[str] = field(default_factory=list)
 
     @property
     def tokens_per_second(self) -> float:
