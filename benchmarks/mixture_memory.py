@@ -33,6 +33,7 @@ from PIL import Image
 
 from data_modules.mixture import PAPER_SHARES
 from data_modules.recipe import Recipe, SourceOptions, build_mixture
+from data_modules.reserved import ReservedSet
 
 LIMIT_GIB = 2.0
 SIDE = 192  # pixels; about 12 kB as JPEG
@@ -91,7 +92,8 @@ def write(folder: Path, counts: dict[str, int]) -> None:
         options[source] = SourceOptions(counts[source], path=str(path))
     options["llava"] = write_llava(folder, counts["llava"], bases)
     options["tallyqa"] = write_tallyqa(folder, counts["tallyqa"])
-    recipe = Recipe(name="stand-in", use_guard=False, **options)
+    (folder / "reserved.txt").write_text("999999")  # a COCO number that no stand-in has
+    recipe = Recipe(name="stand-in", reserved=(ReservedSet(str(folder / "reserved.txt")),), **options)
     (folder / "recipe.json").write_text(json.dumps(asdict(recipe)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,14 @@ from data_modules.prompt_data import PromptDataModule, Split
 class MixtureDataModule(PromptDataModule):
     """The mixture of a folder that `python -m tiger data build` has written.
 
-    Some pictures are held out for validation and test, the same for every seed of the order; training never
-    shows them.
+    Some pictures are held out for validation and test, the same for every seed of the order, verifier,
+    `max_length` and `max_pixels`; training never shows them. Another mixture holds out others.
 
     Args:
         folder: The folder, with its `manifest.json`.
-        num_validation: Validation examples.
-        num_test: Test examples.
+        num_validation: Validation examples, before those that are too long are dropped; the last picture
+            comes with all its records.
+        num_test: Test examples, likewise.
         options: Options of `PromptDataModule`.
 
     Raises:
@@ -43,15 +45,24 @@ class MixtureDataModule(PromptDataModule):
         return self.whole.subset(split, self._indices[split])
 
     @cached_property
-    def whole(self) -> Mixture:
-        """The mixture of all splits, of prompts that fit into `max_length`."""
+    def built(self) -> Mixture:
+        """The mixture as it was built.
+
+        Raises:
+            ValueError: If reference answers are asked of a mixture that lacks some.
+        """
         recipe, mixture = open_mixture(Path(self.folder))
         if self.responses == "dataset" and not recipe.require_answers:
             raise ValueError(
                 f"{self.folder} was built with require_answers false, so some records have no reference "
                 "answer. Set responses to verifier, or build it with require_answers true."
             )
-        return mixture.narrow(self.form.too_long, self.check_name, self.cache_dir)
+        return mixture
+
+    @cached_property
+    def whole(self) -> Mixture:
+        """The mixture of all splits, of prompts that fit into `max_length`."""
+        return self.built.narrow(self.form.too_long, self.check_name, self.cache_dir)
 
     def reports(self) -> list[str]:
         """What the mixture was made of, and how many records each split has."""
@@ -61,16 +72,20 @@ class MixtureDataModule(PromptDataModule):
     @cached_property
     def _indices(self) -> dict[str, list[int]]:
         """Records of each split; hashes of pictures draw those held out, so equal pictures stay together."""
+        counts = Counter(entry.picture for entry in self.built.index.entries)
+        left, split_of = dict(self.sizes), {}
+        for picture in sorted(counts):
+            split_of[picture] = name = next((name for name in left if left[name] > 0), "train")
+            if name in left:
+                left[name] -= counts[picture]
         entries = self.whole.index.entries
-        order = sorted(range(len(entries)), key=lambda index: (entries[index].picture, index))
-        validation = self.sizes["validation"]
-        held = validation + self.sizes["test"]
-        split: dict[str, list[int]] = {"validation": order[:validation], "test": order[validation:held]}
-        shown = {entries[index].picture for index in order[:held]}
-        split["train"] = [index for index, entry in enumerate(entries) if entry.picture not in shown]
+        split: dict[str, list[int]] = {name: [] for name in ("train", *self.sizes)}
+        for index, entry in enumerate(entries):
+            split[split_of[entry.picture]].append(index)
         if not split["train"]:
             raise ValueError(
-                f"{self.folder} has {len(entries)} records; num_validation {validation} and num_test "
-                f"{self.sizes['test']} leave none for training. Lower them."
+                f"{self.folder} has {len(entries)} records; num_validation "
+                f"{self.sizes['validation']} and num_test {self.sizes['test']} leave none for "
+                "training. Lower them."
             )
         return split

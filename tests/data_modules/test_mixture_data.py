@@ -87,7 +87,8 @@ def test_a_rebuilt_mixture_is_the_same(folder, tmp_path, capsys):
 
 def test_verify_says_what_differs(tmp_path, capsys):
     path = llava(tmp_path)
-    words = ["data", "build", "--llava.path", path, "--llava.image_root", str(tmp_path), "--output"]
+    words = ["data", "build", "--llava.path", path, "--llava.image_root", str(tmp_path)]
+    words += ["--use_guard=false", "--output"]
     main([*words, str(tmp_path / "built"), "--llava.count=9"])
     (tmp_path / "coco/train2017/000000000001.jpg").unlink()
     (tmp_path / "coco/train2017/000000000002.jpg").write_bytes(
@@ -175,6 +176,31 @@ def test_splits_share_no_picture(module):
     assert other.mixtures["validation"].manifest == data.mixtures["validation"].manifest
     assert [len(batch) for batch in data.train_dataloader()] == [3] * 6 + [2]
     assert "train 20, validation 4, test 3" in data.report()
+
+
+def held(data):
+    data.setup("fit")
+    data.setup("test")
+    return {split: {e.picture for e in mixture.index.entries} for split, mixture in data.mixtures.items()}
+
+
+def test_what_is_held_out_does_not_depend_on_what_is_too_long(module):
+    all_prompts, short_prompts = held(module()), held(module(max_length=92))
+    assert sum(map(len, short_prompts.values())) < sum(map(len, all_prompts.values()))
+    assert all(short_prompts[split] <= pictures for split, pictures in all_prompts.items())
+
+
+def test_a_picture_at_the_border_is_in_one_split(module):
+    data = module()
+    entries = data.built.index.entries
+    first, *others = sorted({entry.picture for entry in entries})
+    same = set(others[:5])  # five records that show one picture
+    data.built.index.entries = [e._replace(picture=others[0]) if e.picture in same else e for e in entries]
+    data.whole = data.built
+    split = {name: {entries[i].picture for i in indices} for name, indices in data._indices.items()}
+    assert split["validation"] == {first, *same}
+    assert split["test"] == set(others[5:8])
+    assert split["train"] == set(others[8:])
 
 
 def test_the_verifier_answers_the_training_prompts(module):
