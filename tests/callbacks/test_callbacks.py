@@ -1,5 +1,6 @@
 import json
 import os
+import sys
 
 import numpy as np
 import pytest
@@ -175,7 +176,8 @@ def test_progress_bar_shows_accepted_length_and_reward(tmp_path):
     assert "v_num" not in shown
 
 
-def test_provenance_names_versions_state_and_hardware_and_keeps_earlier_starts(tmp_path):
+def test_provenance_names_versions_state_and_hardware_and_keeps_earlier_starts(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "tiger", "fit", "--config", "a file.yaml"])
     (tmp_path / "config.yaml").write_text("seed_everything: 0\n")
     fit(tmp_path, Provenance())
     fit(tmp_path, Provenance())
@@ -184,7 +186,7 @@ def test_provenance_names_versions_state_and_hardware_and_keeps_earlier_starts(t
     assert record["config"] == "seed_everything: 0\n"
     assert record["world_size"] == 1
     assert record["hardware"]["cpus"] == os.cpu_count()
-    assert "pytest" in record["command"]
+    assert record["command"].endswith(" -m tiger fit --config 'a file.yaml'")
     assert len(record["earlier"]) == 1
     assert "earlier" not in record["earlier"][0]
     assert not list(tmp_path.glob("*.tmp"))

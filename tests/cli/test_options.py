@@ -19,17 +19,17 @@ response_batch_size response_temperature responses seed verifier verifier_dtype 
 OPTIONS = {
     KDWarmStart: TASK + "ce_weight loss teacher_cache temperature",
     AcceptanceAlignment: TASK
-    + "beta credit group_size kd_weight objective reward rollout_chunk temperature test",
+    + "beta credit group_size kd_weight objective reward rollout_chunk temperature temperature_lr test",
     SyntheticDataModule: PROMPTS + "evaluation_mixture kinds mixture num_train question_filter",
     MixtureDataModule: PROMPTS + "folder",
     generate: """
-block_size compare drafter dtype images max_frames max_new_tokens num_routed num_threads prompt seed system
+block_size compare compile_drafter device drafter dtype images max_frames max_new_tokens num_routed num_threads prompt seed system
 temperature top_k top_p trace verifier verifier_quantization video_fps videos
 """,
     benchmark: """
-acceptance_batch_size batch_sizes block_size block_sizes dataset decoders dtype max_new_tokens num_prompts
-num_threads num_traces output seed speed_dataset speed_prompts speed_repeats temperatures verifier
-verifier_quantization
+acceptance_batch_size batch_sizes block_size block_sizes compile_drafter dataset decoders device dtype
+full_token_decoder max_new_tokens num_prompts num_threads num_traces output seed set_options speed_dataset
+speed_prompts speed_repeats temperatures verifier verifier_quantization
 """,
 }
 

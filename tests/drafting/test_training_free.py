@@ -125,7 +125,8 @@ def test_readings_show_text_and_paths_only(expected):
         assert len(read) > 8
         assert read[:NEW] == expected[row].tokens[: len(read)]
     assert backbone.processor.image_token_id in prompt.tokens
-    logits = backbone.logits(prompt.hidden)
+    with torch.inference_mode():
+        logits = backbone.logits(prompt.hidden)
     assert torch.equal(prompt.likeliest(3), logits.topk(3).indices)
     assert any((~r.valid).any() for r in rounds)  # rows of other sizes
     assert all(

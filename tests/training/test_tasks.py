@@ -237,20 +237,6 @@ def test_remembered_lessons_are_not_learnt_again(pair):
     assert len(calls) == 1
 
 
-def test_remembered_prefixes_are_not_read_again(pair):
-    built = task(pair, "align", remember=True)
-    calls = []
-    read = built.teacher.prefixes
-    built.teacher.prefixes = lambda *args: calls.append(1) or read(*args)
-    examples = batch().examples
-    built.training_step(Batch(examples[1:]), 0)
-    once = built.training_step(Batch(examples), 0)  # one of three is new
-    again = built.training_step(Batch(examples), 0)
-    assert len(calls) == 2
-    fresh = task(pair, "align").training_step(Batch(examples), 0)
-    torch.testing.assert_close(torch.stack([once, again]), fresh.expand(2), atol=1e-5, rtol=1e-5)
-
-
 def test_teacher_judges_answers_and_blocks_like_a_plain_pass(pair):
     built = task(pair, "kd")
     teacher: Teacher = built.teacher

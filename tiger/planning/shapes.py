@@ -67,8 +67,8 @@ class Shape:
 
     @property
     def router(self) -> int:
-        """Parameters of a router for this drafter: W_q and W_v, 2 D^2."""
-        return 2 * self.hidden**2
+        """Parameters of a router for this drafter: W_q and W_v, 2 D^2, and the draft temperature."""
+        return 2 * self.hidden**2 + 1
 
 
 def build(config: PretrainedConfig) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from data_modules.collate import Batch, Example
+from data_modules.collate import Batch
 from tiger.backbones.base import Backbone
 from tiger.drafting.blocks import Routes, Sampler, Texts, read_blocks, read_texts, route
 from tiger.drafting.lora import without_adapters
@@ -22,8 +22,6 @@ from tiger.training.ranks import global_mean
 from tiger.training.rewards import Credit, RewardName, Test, advantages, rewards
 from tiger.training.rollouts import Rollouts, roll_out
 from tiger.training.sharding import gathered
-from tiger.training.teacher import Prefixes
-from tiger.training.views import recalled
 
 Objective = Literal["policy", "overlap"]
 
@@ -96,7 +94,6 @@ class AcceptanceAlignment(DraftTask):
             check_rollout_chunk(rollout_chunk, reward, credit, test, objective)
         self.save_hyperparameters()
         self._reference: RoutedDrafter | None = None
-        self.read: dict[str, Prefixes] = {}
 
     def build(self) -> None:
         """Loads the pair and keeps a frozen copy of the warm-started drafter as q_ref.
@@ -159,7 +156,7 @@ class AcceptanceAlignment(DraftTask):
         anchors = self.anchors(batch.examples, generators)
         routes = route(self.drafter, texts, anchors, generators)
         answers = [example.response.to(self.device) for example in batch.examples]
-        prefixes = self.prefixes(batch.examples)
+        prefixes = self.teacher.prefixes([example.prompt for example in batch.examples], answers)
         options, group = self.options, self.options.group_size
         shape = (2, anchors.shape[1], group, self.block_size)
         draws, tests = torch.stack(
@@ -182,17 +179,6 @@ class AcceptanceAlignment(DraftTask):
             loss = loss + options.guidance_weight * guide
         self.log("loss/total", loss, batch_size=len(answers), sync_dist=True)
         return loss
-
-    def prefixes(self, examples: list[Example]) -> Prefixes:
-        """Prompts and answers in the verifier's cache, remembered if asked for."""
-
-        def read(new: list[Example]) -> Prefixes:
-            answers = [example.response.to(self.device) for example in new]
-            return self.teacher.prefixes([example.prompt for example in new], answers)
-
-        if not self.options.remember:
-            return read(examples)
-        return Prefixes.join(recalled(self.read, examples, lambda new: read(new).rows()))
 
     def _terms(
         self, rollouts: Rollouts, texts: Texts, routes: Routes, answers: list[Tensor]

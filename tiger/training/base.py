@@ -72,9 +72,8 @@ class DraftTask(LightningModule, ABC):
         decay_steps: Optimizer steps after which a linear decay has reached zero; 0 keeps the rate constant.
         max_new_tokens: Longest validation answer, tokens.
         validation_temperature: Temperature of validation decoding.
-        remember: Keep the drafter's visual banks and what the verifier read (in KD its lessons, in alignment
-            its keys and values, which are large) of each example in memory, so that later epochs do not
-            recompute them. Needs a frozen tower and whole weights.
+        remember: Keep the drafter's visual banks, and in KD the verifier's lessons, of each example in
+            memory, so that later epochs do not recompute them. Needs a frozen tower and whole weights.
         seed: Seed of anchors, drafts and tests.
 
     Raises:

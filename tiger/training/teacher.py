@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 
 from tiger.backbones.base import Backbone, Prompt, assemble
-from tiger.backbones.branches import Branches, additive, fork
+from tiger.backbones.branches import Branches, additive
 from tiger.backbones.grids import Grid
 
 
@@ -51,41 +50,6 @@ class Prefixes:
     starts: Tensor
     next_positions: Tensor
     hidden: Tensor
-
-    def rows(self) -> list[Prefixes]:
-        """Each row alone, copied and without padding, to be remembered."""
-        assert self.cache is not None
-        return [self._row(self.cache, row, lesson) for row, lesson in enumerate(self.lessons)]
-
-    def _row(self, cache: DynamicCache, row: int, lesson: Lesson) -> Prefixes:
-        own, end = slice(row, row + 1), int(self.starts[row]) + len(lesson.hidden)
-        alone = fork(cache)
-        for layer in alone.layers:
-            layer.keys = layer.keys[own, :, :end].clone()
-            layer.values = layer.values[own, :, :end].clone()
-        hidden = self.hidden[own, :end].clone()
-        return Prefixes([lesson], alone, self.starts[own], self.next_positions[own], hidden)
-
-    @staticmethod
-    def join(parts: Sequence[Prefixes]) -> Prefixes:
-        """A batch of remembered rows."""
-        caches = [part.cache for part in parts if part.cache is not None]
-        joined = fork(caches[0])
-        for index, layer in enumerate(joined.layers):
-            layer.keys = _stack([cache.layers[index].keys for cache in caches])
-            layer.values = _stack([cache.layers[index].values for cache in caches])
-        return Prefixes(
-            [lesson for part in parts for lesson in part.lessons],
-            joined,
-            torch.cat([part.starts for part in parts]),
-            torch.cat([part.next_positions for part in parts]),
-            pad_sequence([part.hidden[0] for part in parts], batch_first=True),
-        )
-
-
-def _stack(rows: Sequence[Tensor]) -> Tensor:
-    """Keys or values [1, H, T, head_dim] of several rows as one batch, padded on the right."""
-    return pad_sequence([row[0].transpose(0, 1) for row in rows], batch_first=True).transpose(1, 2)
 
 
 class Teacher:
