@@ -68,7 +68,7 @@ def test_every_config_parses(path, capsys):
 
 
 def test_every_folder_of_configs_is_tested():
-    methods = {"drafter"}  # no part of a fit; tests/evaluation/test_methods.py reads them
+    methods = {"drafter"}  # no part of a fit; tests/drafting/test_training_free.py reads them
     assert {path.parent.name for path in CONFIGS.rglob("*.yaml")} == set(BASES) | methods
 
 

@@ -23,8 +23,8 @@ OPTIONS = {
     SyntheticDataModule: PROMPTS + "evaluation_mixture kinds mixture num_train question_filter",
     MixtureDataModule: PROMPTS + "folder",
     generate: """
-block_size compare compile_drafter device drafter dtype images max_frames max_new_tokens num_routed num_threads prompt seed system
-temperature top_k top_p trace verifier verifier_quantization video_fps videos
+block_size compare compile_drafter device drafter dtype images max_frames max_new_tokens num_routed
+num_threads prompt seed system temperature top_k top_p trace verifier verifier_quantization video_fps videos
 """,
     benchmark: """
 acceptance_batch_size batch_sizes block_size block_sizes compile_drafter dataset decoders device dtype

@@ -138,7 +138,7 @@ def test_a_rank_whose_blocks_end_at_once_makes_the_passes_of_the_others(folder):
         for rank in ranks:
             assert rank[strategy, end]["passes"] == expected["passes"] > 2
             assert distance(rank[strategy, end]["weights"], expected["weights"]) < 1e-5
-    assert distance(alone["auto", False]["weights"], alone["auto", True]["weights"]) > 1e-4
+    assert min(end["metrics"]["reward/std"] for end in alone.values()) > 0.1  # the other rank's blocks learn
 
 
 def test_a_run_continues_under_another_strategy(tmp_path):

@@ -127,7 +127,7 @@ def test_readings_show_text_and_paths_only(expected):
     assert backbone.processor.image_token_id in prompt.tokens
     with torch.inference_mode():
         logits = backbone.logits(prompt.hidden)
-    assert torch.equal(prompt.likeliest(3), logits.topk(3).indices)
+        assert torch.equal(prompt.likeliest(3), logits.topk(3).indices)
     assert any((~r.valid).any() for r in rounds)  # rows of other sizes
     assert all(
         set(kept) <= set(places) for r in rounds for kept, places in zip(r.kept, r.places(), strict=True)
