@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -9,6 +10,7 @@ from typing import Any, TypeAlias
 from datasets import Dataset, IterableDataset, load_dataset, load_from_disk
 from datasets import Image as ImageFeature
 from datasets import List as ListFeature
+from datasets import config as hub_config
 from datasets.exceptions import DatasetNotFoundError
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -116,7 +118,7 @@ def _open_path(path: Path, split: str, config: str | None, streaming: bool) -> O
 def _load(name: str, split: str, config: str | None, streaming: bool) -> Opened:
     """`load_dataset` with errors that say what to do."""
     try:
-        return load_dataset(name, config, split=split, streaming=streaming)
+        return load_dataset(name, config, split=split, streaming=streaming, cache_dir=_cache_of(Path(name)))
     except RuntimeError as error:
         if SCRIPT not in str(error):
             raise
@@ -126,6 +128,19 @@ def _load(name: str, split: str, config: str | None, streaming: bool) -> Opened:
         ) from error
     except ValueError as error:
         raise ValueError(f"{name}, configuration {config!r}, split {split!r}: {error}") from error
+
+
+def _cache_of(folder: Path) -> str | None:
+    """A cache of its own for each state of a local folder, None for a hub id.
+
+    `datasets` names the cache of a folder by its last name and configuration only, so that two folders
+    `test`, or one whose files have changed, would be taken for one another.
+    """
+    if not folder.is_dir():
+        return None
+    files = [(path, path.stat()) for path in sorted(folder.resolve().rglob("*")) if path.is_file()]
+    state = "\n".join(f"{path} {found.st_size} {found.st_mtime_ns}" for path, found in files)
+    return str(Path(hub_config.HF_DATASETS_CACHE) / "local" / hashlib.sha256(state.encode()).hexdigest()[:16])
 
 
 def _encoded(rows: Opened) -> Opened:

@@ -1,10 +1,13 @@
 """Settings for every test: offline, one thread, fixed seeds, no process group left behind."""
 
 import os
+import shutil
+import tempfile
 
 # Before the first import of transformers or datasets, which read them once.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
+os.environ["HF_DATASETS_CACHE"] = tempfile.mkdtemp(prefix="datasets-")  # nothing of an earlier run
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -29,6 +32,10 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(skip)
+
+
+def pytest_sessionfinish():
+    shutil.rmtree(os.environ["HF_DATASETS_CACHE"], ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

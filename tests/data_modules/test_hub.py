@@ -56,6 +56,20 @@ def test_local_copies_of_every_kind(tmp_path, streaming):
         assert [row["text"] for row in opened] == ["a", "b"]
 
 
+def test_folders_of_one_name_are_not_confused(tmp_path):
+    for number in range(2):
+        content = {"test": [{"text": f"row {number}"}]}
+        write_repository(tmp_path / str(number) / "same", content, Features({"text": Value("string")}))
+    for number in range(2):
+        opened = open_rows([], tmp_path / str(number) / "same", "test")
+        assert opened[0] == {"text": f"row {number}"}
+    changed = {"test": [{"text": "a"}, {"text": "b"}]}
+    folder = tmp_path / "0" / "same"
+    (folder / "README.md").unlink()
+    write_repository(folder, changed, Features({"text": Value("string")}))
+    assert len(open_rows([str(folder)], None, "test")) == 2
+
+
 def test_the_first_id_that_works_is_taken(repository):
     check(open_rows(["nobody/moved", str(repository)], None, "test", "plain"))
 
