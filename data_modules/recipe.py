@@ -185,4 +185,4 @@ def _table(source: type[Source], options: SourceOptions, split: str) -> Table:
     if isinstance(table, IterableDataset):
         table = fetch(table, options.first_rows or 1)
     source.check_columns(table.column_names)
-    return table  # type: ignore[no-any-return]
+    return table

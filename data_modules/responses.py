@@ -17,7 +17,7 @@ from data_modules.examples import PromptFormat
 from data_modules.files import write_whole
 from data_modules.mixture import Mixture
 from data_modules.sources import SkipRow
-from tiger.backbones.base import Backbone
+from tiger.backbones.base import Backbone, Prompt
 from tiger.backbones.folders import commit_of, model_files, resolve
 from tiger.backbones.loading import Quantization
 from tiger.decoding.acceptance import Sampling
@@ -145,14 +145,16 @@ def _answer(
     mixture: Mixture, form: PromptFormat, decoder: AutoregressiveDecoder, batch: list[int]
 ) -> list[dict[str, object]]:
     """The answers to some prompts; a damaged picture gets an empty one, as `Examples` does without it."""
-    prompts, lines = [], []
+    prompts: list[Prompt] = []
+    lines: list[dict[str, object]] = []
     for index in batch:
         try:
             prompts.append(form.prompt(mixture[index]))
         except SkipRow as skipped:
             lines.append({"id": mixture.key(index), "tokens": [], "finish": skipped.reason})
     answers = decoder.generate(prompts) if prompts else []
-    return lines + [{"id": a.id, "tokens": a.tokens, "finish": a.finish} for a in answers]
+    lines += [{"id": a.id, "tokens": a.tokens, "finish": a.finish} for a in answers]
+    return lines
 
 
 def _batches(mixture: Mixture, batch_size: int) -> Iterator[list[int]]:

@@ -104,9 +104,9 @@ def _data(words: list[str]) -> Any:
         from tiger.training.cache_teacher import cache_teacher
 
         return cache_teacher(options)
-    from data_modules import verbs
+    from data_modules.verbs import build, report, verify
 
-    return {"build": verbs.build, "report": verbs.report, "verify": verbs.verify}[name](options)
+    return {"build": build, "report": report, "verify": verify}[name](options)
 
 
 def expand_configs(words: list[str]) -> list[str]:
