@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,18 +16,16 @@ from hub_repository import write_repository
 from data_modules.evaluation import SetOptions, load_set
 from tiger.backbones.base import Backbone, PromptTooLong
 from tiger.decoding.autoregressive import AutoregressiveDecoder
-from tiger.decoding.records import Generation, Round
+from tiger.decoding.records import Generation
 from tiger.decoding.speculative import SpeculativeDecoder
 from tiger.drafting.saving import save_drafter
 from tiger.evaluation import decoders as decoders_module
 from tiger.evaluation.bootstrap import mean_interval
-from tiger.evaluation.cells import acceptance, points, scores
+from tiger.evaluation.cells import points, scores
 from tiger.evaluation.decoders import Decoders
 from tiger.evaluation.exactness import differing, is_tie, split_ties
 from tiger.evaluation.runner import benchmark
 from tiger.evaluation.samples import Journal
-from tiger.metrics.caption import CaptionAccuracy
-from tiger.metrics.cider import Cider
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = "import sys; from tiger.cli import main; main(sys.argv[1:])"
@@ -329,17 +326,6 @@ def test_an_interval_needs_a_score_that_is_a_mean(world):
         mean_interval([])
 
 
-def test_settings_of_all_metrics_of_a_set_are_kept():
-    tasks = load_set("synthetic", 1)
-    metrics = (Cider("python"), CaptionAccuracy())
-    captions = SimpleNamespace(style="score", references=tasks.references, metrics=lambda: metrics)
-    entry = scores([Generation("a", [1], "A star.")], captions, [None], seed=0)
-    assert entry["score_settings"] == {
-        "cider": {"tokenizer": "python"},
-        "caption_accuracy": {"definition": "BLEU-1", "tokenizer": "python"},
-    }
-
-
 def test_timed_prompts_beyond_the_context_are_left_out(world, tmp_path, monkeypatch):
     check, whole = Backbone.check_length, set()
 
@@ -366,11 +352,6 @@ def test_timed_prompts_beyond_the_context_are_left_out(world, tmp_path, monkeypa
     benchmark(**settings(world, tmp_path, **changes))
     assert len({json.loads(line)["cell"] for line in (tmp_path / "timings.jsonl").open()}) == 2
     assert len({json.loads(line)["cell"] for line in (tmp_path / "samples.jsonl").open()}) == 2
-
-
-def test_rounds_may_draft_nothing():
-    entry = acceptance([Generation("a", [1, 7], rounds=[Round([], 0, 7, 1)])], seed=0)
-    assert (entry["acclen"], entry["rounds"]) == (0, 1)
 
 
 def test_prompts_beyond_the_context_are_left_out(world, tmp_path, monkeypatch):
