@@ -95,6 +95,7 @@ def test_only_fsdp2_holds_shards_and_decoding_has_whole_weights(step, kind):
         assert rank["ddp", kind]["sharded"] == {"between steps": set(), "in validation": set()}
 
 
+@pytest.mark.slow
 def test_a_rank_without_pictures_keeps_up_while_the_tower_learns(folder):
     alone, ranks = runs.mixed(folder, runs.ALONE, 1), runs.launch(folder, "mixed")
     for strategy, kind in STAGES:
@@ -141,6 +142,7 @@ def test_a_rank_whose_blocks_end_at_once_makes_the_passes_of_the_others(folder):
     assert min(end["metrics"]["reward/std"] for end in alone.values()) > 0.1  # the other rank's blocks learn
 
 
+@pytest.mark.slow
 def test_a_run_continues_under_another_strategy(tmp_path):
     runs.save_pair(tmp_path)
     module, used = runs.task(tmp_path, "align", runs.adam), runs.trainer("auto", 1, steps=2)
@@ -167,6 +169,7 @@ def test_a_run_continues_under_another_strategy(tmp_path):
             assert distance(end["weights"], expected) < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", runs.TASKS)
 def test_adapters_under_every_strategy(adapters, kind):
     folder, resumed = adapters
