@@ -336,6 +336,7 @@ def test_shipped_recipes_ask_for_the_papers_tables(name, table, splits):
     assert Recipe.of(asdict(shipped(name))) == shipped(name)
 
 
+@pytest.mark.slow
 def test_the_kd_mixture_at_full_size_is_the_papers_table(coco, monkeypatch):
     mixture = simulated("kd_mixture", coco, monkeypatch)
     assert {report.source: report.kept for report in mixture.index.reports} == PAPER_KD
@@ -343,6 +344,7 @@ def test_the_kd_mixture_at_full_size_is_the_papers_table(coco, monkeypatch):
     assert all(report.backfilled == 0 for report in mixture.index.reports)
 
 
+@pytest.mark.slow
 def test_the_alignment_pool_at_full_size_deviates_where_the_data_must(coco, monkeypatch):
     mixture = simulated("align_pool", coco, monkeypatch)
     reports = {report.source: report for report in mixture.index.reports}
@@ -358,6 +360,7 @@ def test_the_alignment_pool_at_full_size_deviates_where_the_data_must(coco, monk
     assert len(mixture) == 80_000
 
 
+@pytest.mark.slow
 def test_the_kd_counts_contradict_the_filter(coco, monkeypatch):
     off = SourceOptions()
     filtered = {"question_filter": QuestionFilter(), "docvqa": off, "tallyqa": off, "chartqa": off}
