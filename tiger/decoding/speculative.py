@@ -56,7 +56,7 @@ class SpeculativeDecoder:
         if isinstance(small := getattr(drafter, "backbone", None), Backbone):
             check_pair(verifier, small)
             self.shares_inputs = reads_alike(verifier, small)
-        self.verifier, self.drafter = Verifier(verifier), drafter
+        self.verifier, self.drafter = Verifier(verifier, drafter.feature_layers), drafter
         self.block_size, self.max_new_tokens = block_size, max_new_tokens
         self.sampling, self.seed = sampling or Sampling(), seed
 

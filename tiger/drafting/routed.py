@@ -69,6 +69,8 @@ class RoutedDrafter(nn.Module):
         ValueError: If a setting is out of range.
     """
 
+    feature_layers: tuple[int, ...] = ()
+
     def __init__(
         self,
         backbone: Backbone,

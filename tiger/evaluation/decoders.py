@@ -17,6 +17,7 @@ from tiger.decoding.autoregressive import AutoregressiveDecoder
 from tiger.decoding.records import Generation
 from tiger.decoding.speculative import SpeculativeDecoder
 from tiger.drafting.base import Drafter
+from tiger.drafting.heads.saving import is_head, load_head
 from tiger.drafting.methods import build_method, method_options
 from tiger.drafting.routed import RoutedDrafter
 from tiger.drafting.saving import load_drafter
@@ -33,8 +34,8 @@ class Decoders:
 
     Attributes:
         verifier: Folder, hub id or shipped name.
-        drafters: Drafter of each decoder: a model, or a training-free method by name or YAML file; None for
-            the autoregressive one.
+        drafters: Drafter of each decoder: a model or a draft head, or a training-free method by name or YAML
+            file; None for the autoregressive one.
         tasks: What is decoded for acceptance and scores.
         timed: What is decoded for speed.
         num_timed: So many of its first prompts are.
@@ -92,6 +93,8 @@ class Decoders:
         return drafter
 
     def _load(self, path: str) -> Drafter:
+        if is_head(folder := resolve(path)):
+            return load_head(folder, self.backbone)
         drafter = load_drafter(path, self.dtype).to(self.backbone.device)
         if self.compile_drafter:
             drafter.compile_steps()

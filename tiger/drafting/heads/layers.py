@@ -1,0 +1,43 @@
+"""Attention for draft heads: decoder layers of the Llama kind, sized like one of the verifier's.
+
+A head calls `layer(hidden, mask, cache=cache, position_embeddings=rope(hidden, positions))` with the
+`LlamaDecoderLayer` and `LlamaRotaryEmbedding` of transformers in this configuration; positions are one axis
+[B, T].
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LlamaConfig
+
+from tiger.backbones.base import Backbone
+from tiger.backbones.cache import BlockCache
+
+
+def layer_config(verifier: Backbone, num_layers: int = 1, **changes: Any) -> LlamaConfig:
+    """Sizes of a head's layers: those of the verifier's language model, with one axis of positions."""
+    text = verifier.text_config
+    heads = text.num_attention_heads
+    rope = getattr(text, "rope_parameters", None) or {}
+    sizes = {
+        "vocab_size": verifier.vocab_size,
+        "hidden_size": verifier.hidden_size,
+        "intermediate_size": text.intermediate_size,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": getattr(text, "num_key_value_heads", heads),
+        "head_dim": getattr(text, "head_dim", None) or verifier.hidden_size // heads,
+        "rms_norm_eps": text.rms_norm_eps,
+        "max_position_embeddings": verifier.max_positions,
+        "rope_parameters": {"rope_type": "default", "rope_theta": rope.get("rope_theta", 10000.0)},
+    }
+    return LlamaConfig(**sizes | changes, attn_implementation="sdpa")
+
+
+def next_positions(cache: BlockCache, count: int) -> Tensor:
+    """Positions [B, count] of the next places of each row: a head counts every token, visual ones too."""
+    start = torch.tensor(cache.lengths, device=cache.device)
+    return start[:, None] + torch.arange(count, device=cache.device)
