@@ -104,7 +104,7 @@ class DraftHead(nn.Module, ABC):
     """
 
     method: ClassVar[str]
-    num_layers: ClassVar[int] = 1
+    num_layers: int = 1
     feature_layers: tuple[int, ...] = ()
     draft_ids: Tensor | None = None
     settings: dict[str, Any]
