@@ -10,6 +10,7 @@ the root and the drafted tokens, which see what is before them: one pass drafts 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -32,6 +33,23 @@ from tiger.routing.router import Router
 
 Form = Literal["parallel", "autoregressive"]
 Rope = tuple[Tensor, Tensor]
+
+
+@dataclass
+class HeadRoutes:
+    """Routed tokens of the roots of a text.
+
+    Attributes:
+        context: What the head reads of the verifier's features [B, T, D].
+        visual: Places of visual tokens [B, T].
+        scores: Router scores [B, A, T], -inf where no visual token stands.
+        picked: The K places of each root [B, A, T].
+    """
+
+    context: Tensor
+    visual: Tensor
+    scores: Tensor
+    picked: Tensor
 
 
 class BlockReader(nn.Module):
@@ -165,19 +183,24 @@ class RoutedHead(DraftHead):
             return torch.cat([roots[..., None, :], tokens[..., :-1, :]], dim=-2)
         return torch.cat([roots[..., None, :], self.mask_embedding.expand_as(tokens)], dim=-2)
 
-    def unroll(self, text: HeadText, roots: Tensor, depth: int) -> Tensor:
-        """Hidden states [B, A, S, D] behind roots [B, A]."""
+    def route(self, text: HeadText, roots: Tensor) -> HeadRoutes:
+        """Routes once for every root [B, A], for training."""
+        context, visual = self.context(text.features), shown(text.visual)
+        scores = self.scores(context, roots, _at(text.embeddings, roots), visual)
+        return HeadRoutes(context, visual, scores, self.chosen(scores))
+
+    def unroll(self, text: HeadText, roots: Tensor, depth: int, routes: HeadRoutes | None = None) -> Tensor:
+        """Hidden states [B, A, S, D] behind roots [B, A], by default with the routes of `route`."""
         batch, count = roots.shape
-        context = self.context(text.features)
+        routes = routes or self.route(text, roots)
+        context, scores, picked = routes.context, routes.scores, routes.picked
         width = context.shape[1]
         places = torch.arange(width, device=roots.device)
-        scores = self.scores(context, roots, _at(text.embeddings, roots), shown(text.visual))
-        picked = self.chosen(scores)
         following = (roots[..., None] + 1 + torch.arange(depth, device=roots.device)).clamp_max(width - 1)
         tokens = _at(text.embeddings, following.flatten(1)).view(batch, count, depth, -1)
         block = self.block(_at(text.embeddings, roots), tokens)
         size = block.shape[2]
-        seen = (places <= roots[..., None]) & (picked | ~shown(text.visual)[:, None])
+        seen = (places <= roots[..., None]) & (picked | ~routes.visual[:, None])
         bias = torch.zeros_like(scores).masked_fill(~seen, float("-inf"))
         gate = (scores - scores.detach()).masked_fill(~picked, 0.0)  # straight through, zero in value
         inside = self._inside(size, count, roots.device, bias.dtype)
