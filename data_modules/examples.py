@@ -144,7 +144,14 @@ class Examples(Dataset[Example]):
         return len(self.mixture)
 
     def __getitem__(self, index: int) -> Example:
-        """Makes one example; a response is cut at the length limit."""
+        """Makes one example; a response is cut at the length limit.
+
+        Raises:
+            IndexError: If there is no such example, which also ends a loop over all.
+            ValueError: If no picture of the mixture can be decoded.
+        """
+        if not 0 <= index < len(self):
+            raise IndexError(f"There is no example {index} among {len(self)}.")
         for number in (*range(index, len(self)), *range(index)):
             record = self.mixture[number]
             try:

@@ -91,6 +91,14 @@ def test_verifier_answers_replace_the_training_responses_only(folders):
     assert torch.equal(own.examples["validation"][0].response, given.examples["validation"][0].response)
 
 
+def test_a_loop_over_examples_ends(folders):
+    examples = ready(folders, num_train=6).examples["train"]
+    for index in (6, 7, -1):
+        with pytest.raises(IndexError, match=f"no example {index} among 6"):
+            examples[index]
+    assert len(list(examples)) == 6
+
+
 def test_long_responses_are_cut_and_long_prompts_dropped(folders):
     lengths = [e.response.numel() + 88 for e in ready(folders).examples["train"]]
     data = ready(folders, max_length=95)

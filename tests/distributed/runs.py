@@ -2,8 +2,6 @@
 
 import importlib
 import os
-import socket
-import subprocess
 import sys
 from itertools import product
 from pathlib import Path
@@ -12,6 +10,7 @@ import torch
 from helpers import agreeing_drafter, fresh_backbone, picture, save_backbone
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from ranks import spawn
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 
@@ -284,39 +283,9 @@ def spoilt(training_step):
     return lambda *args: training_step(*args) * float("nan")
 
 
-def spawn(words, world=2, timeout=900):
-    """Starts a program as torchrun would, once per rank; returns what each printed."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    paths = [ROOT, ROOT / "tests", Path(__file__).parent]
-    shared = {"PYTHONPATH": os.pathsep.join(map(str, paths)), "OMP_NUM_THREADS": "1"}
-    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "test"}
-    shared |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "GROUP_RANK": "0"}
-    # Lightning would seed every rank alike with what an earlier test left in the environment.
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PL_")}
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-m", *words],
-            env=inherited | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    try:
-        texts = [process.communicate(timeout=timeout)[0] for process in running]
-    finally:
-        for process in running:
-            process.kill()
-    assert all(process.returncode == 0 for process in running), "\n\n".join(text[-3000:] for text in texts)
-    return texts
-
-
 def launch(folder, scenario, world=2):
     """Runs a function of this file in several processes; returns each rank's result."""
-    spawn(["runs", str(folder), scenario, str(world)], world)
+    spawn(["-m", "runs", str(folder), scenario, str(world)], world, paths=[Path(__file__).parent])
     return [torch.load(folder / f"{scenario}{rank}.pt", weights_only=False) for rank in range(world)]
 
 

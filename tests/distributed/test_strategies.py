@@ -9,6 +9,7 @@ import runs
 import torch
 import yaml
 from helpers import fresh_backbone, save_backbone
+from ranks import spawn
 from standins import save_standin
 
 from tiger.cli import main
@@ -219,7 +220,7 @@ def test_the_command_line_leaves_one_set_of_files(folder, tmp_path, strategy):
     words += [f"--trainer.logger.init_args.save_dir={tmp_path}", "--trainer.logger.init_args.name=run"]
     words += ["--model.init_args.verifier_dtype=float32", "--trainer.enable_progress_bar=false"]
     together = ["--trainer.devices=2", "--data.init_args.batch_size=1", "--trainer.max_epochs=1"]
-    texts = runs.spawn(["tiger", *words, *together])
+    texts = spawn(["-m", "tiger", *words, *together])
     assert sorted("Verifier answers" in text for text in texts) == [False, True]
     run = tmp_path / "run"
     assert len(list(run.glob("events.out.tfevents.*"))) == 1

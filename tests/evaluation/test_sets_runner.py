@@ -2,9 +2,6 @@
 
 import csv
 import json
-import os
-import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +9,7 @@ import pytest
 import torch
 from helpers import agreeing_drafter, picture, save_backbone, tiny_backbone
 from hub_repository import write_repository
+from ranks import spawn
 
 from data_modules.evaluation import SetOptions, load_set
 from tiger.backbones.base import Backbone, PromptTooLong
@@ -28,7 +26,6 @@ from tiger.evaluation.runner import benchmark
 from tiger.evaluation.samples import Journal
 
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAM = "import sys; from tiger.cli import main; main(sys.argv[1:])"
 
 
 @pytest.fixture(scope="module")
@@ -185,28 +182,6 @@ def test_a_partial_cell_goes_on_at_the_sample(done, world, tmp_path, monkeypatch
     assert len({(r["cell"], r["id"]) for r in records}) == len(records) == 2 * 4 + 2 * 1
 
 
-def spawn(words, world_size=2):
-    """Starts the command line as torchrun would."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world_size)}
-    shared |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, *words],
-            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(world_size)
-    ]
-    texts = [process.communicate(timeout=900)[0] for process in running]
-    assert all(process.returncode == 0 for process in running), "\n\n".join(t[-3000:] for t in texts)
-    return texts
-
-
 @pytest.mark.dist
 def test_two_processes_equal_one(done, world, tmp_path):
     cells, output = done
@@ -232,7 +207,7 @@ def test_two_processes_equal_one(done, world, tmp_path):
         "num_threads": "null",
         "device": "cpu",
     }
-    spawn(["benchmark", *(f"--{name}={value}" for name, value in options.items())])
+    spawn(["-m", "tiger", "benchmark", *(f"--{name}={value}" for name, value in options.items())])
     assert [path.name for path in tmp_path.glob("samples*")] == ["samples.jsonl"]
     together = json.loads((tmp_path / "metrics.json").read_text())
     timed = {name for name, value in together[0].items() if value is None} | {"speed_dataset"}

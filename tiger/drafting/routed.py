@@ -284,11 +284,11 @@ class RoutedDrafter(nn.Module):
         else:
             read = self.compiled.chain(reader, block_size - 1)
         for step in range(block_size):
-            logits = self.logits(hidden)
+            logits = self.backbone.logits(hidden)
             if state.sampling.is_greedy:
                 chosen = logits.argmax(-1)
             else:
-                probability = state.sampling.probabilities(logits)
+                probability = state.sampling.probabilities(self.temper(logits))
                 picks = [draw(row, g) for row, g in zip(probability, state.generators, strict=True)]
                 chosen = torch.tensor(picks, device=logits.device)
                 probabilities.append(probability)
