@@ -185,7 +185,7 @@ class LlavaNextBackbone(Backbone):
             image = own.stop
             tokens = torch.cat([none, *features[own]])
             grids = tuple(grid for size in shapes for grid in self._grids(size))
-            importance = torch.cat([none[:, 0].float(), *weights[own]]) if use_importance else None
+            importance = torch.cat([none.new_zeros(0).float(), *weights[own]]) if use_importance else None
             banks.append(VisualBank(tokens, entry.position_ids[:, entry.visual], (), grids, importance))
         return banks
 

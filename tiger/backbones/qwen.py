@@ -84,9 +84,10 @@ def encode(
         for _, values, grids in KINDS
         if values in entry.pixels
     ]
+    weights: Tensor | None = None
     if parts:
         patches, grids = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-        tower, weights = backbone.model.model.visual, None
+        tower = backbone.model.model.visual
         if use_importance:
             output, weights = _weigh(tower, patches.to(backbone.dtype), grids)
         else:
@@ -95,7 +96,7 @@ def encode(
     else:
         tokens = torch.zeros(0, backbone.hidden_size, dtype=backbone.dtype, device=backbone.device)
         deepstack = (tokens,) * len(getattr(config.vision_config, "deepstack_visual_indexes", ()))
-        weights = tokens[:, 0].float() if use_importance else None
+        weights = tokens.new_zeros(0, dtype=torch.float32) if use_importance else None
     banks, start = [], 0
     for entry in inputs:
         video = entry.ids[entry.visual] == config.video_token_id
