@@ -26,7 +26,8 @@ from callbacks.accepted_length import lengths
 from callbacks.provenance import git_state
 from callbacks.routing_images import COLOUR, draw_rounds
 from data_modules.collate import Batch, Example
-from tiger.backbones.base import Prompt, VisualBank
+from tiger.backbones.bank import VisualBank
+from tiger.backbones.base import Prompt
 from tiger.backbones.grids import Grid
 from tiger.decoding.records import Generation, Round
 

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from tiger.backbones.base import Backbone, ModelInputs, Prompt, VisualBank
+from tiger.backbones.bank import VisualBank
+from tiger.backbones.base import Backbone, ModelInputs, Prompt
 from tiger.backbones.cache import BlockCache
 
 

@@ -20,6 +20,7 @@ CELL = {
     "latency_s": 0.0712,
     "other_share": 0.0321,
     "exact": None,
+    "is_lossy": False,
 }
 PLAIN = CELL | {"decoder": "autoregressive", "p_accept_ge": {}, "rounds_per_token": 1.0, "exact": 1.0}
 
@@ -34,6 +35,13 @@ def test_row():
 def test_autoregressive_row_has_no_acceptance():
     row = dict(zip(tables.COLUMNS, tables.table_row(PLAIN), strict=True))
     assert (row["AccLen [95 %]"], row["A≥2"], row["Other"], row["Exact"]) == ("–", "–", "–", "100.0%")
+
+
+def test_a_lossy_row_says_so_and_has_no_acceptance():
+    cell = PLAIN | {"acclen": None, "rounds_per_token": None, "exact": None, "is_lossy": True}
+    row = dict(zip(tables.COLUMNS, tables.table_row(cell), strict=True))
+    assert (row["AccLen [95 %]"], row["Rounds/token"], row["Exact"]) == ("–", "–", "lossy")
+    assert row["Latency ms"] == "71"
 
 
 @pytest.mark.parametrize("columns", [tables.ACCEPTANCE, tables.SPEED])

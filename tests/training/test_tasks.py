@@ -53,8 +53,13 @@ def test_the_stage_loss_alone_reaches_both_router_weights(pair, kind, layout):
 
 
 @pytest.mark.parametrize("images", [True, False], ids=["pictures", "text only"])
-@pytest.mark.parametrize("selector", ["routed", "full", "random"])
-@pytest.mark.parametrize("layout", ["suffix", "inline"])
+@pytest.mark.parametrize(
+    ("layout", "selector"),
+    [
+        *((layout, name) for layout in ("suffix", "inline") for name in ("routed", "full", "random")),
+        *(("suffix", name) for name in ("sparsevlm", "vispruner")),
+    ],
+)
 @pytest.mark.parametrize("kind", TASKS)
 def test_every_step_gives_every_weight_a_gradient(pair, kind, layout, selector, images):
     # Ranks would wait for one another otherwise: DDP runs without find_unused_parameters.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tiger.backbones.bank import VisualBank
 from tiger.backbones.base import Assembled, Backbone, ModelInputs, assemble
 from tiger.backbones.cache import BlockCache
 from tiger.backbones.features import check_layers, with_features
@@ -61,7 +62,8 @@ class Verifier:
             The state, and the logits [B, V] of each answer's first token.
         """
         backbone = self.backbone
-        batch = assemble(inputs, backbone.encode(inputs), [backbone.embed(entry.ids) for entry in inputs])
+        inputs, banks = self.look(inputs)
+        batch = assemble(inputs, banks, [backbone.embed(entry.ids) for entry in inputs])
         cache = backbone.new_cache(len(inputs), max(batch.lengths) + reserve)
         hidden, features = with_features(
             backbone, self.feature_layers, lambda: backbone.run_assembled(batch, cache)
@@ -71,6 +73,10 @@ class Verifier:
         logits = backbone.logits(hidden[torch.arange(len(inputs), device=hidden.device), last])
         positions = [entry.next_position for entry in inputs]
         return VerifierState(cache, positions, self._prompt_reading(inputs, batch, hidden, features)), logits
+
+    def look(self, inputs: Sequence[ModelInputs]) -> tuple[Sequence[ModelInputs], list[VisualBank]]:
+        """Encodes the images of B requests; what the language model is going to read of each."""
+        return inputs, self.backbone.encode(inputs)
 
     def _prompt_reading(
         self, inputs: Sequence[ModelInputs], batch: Assembled, hidden: Tensor, features: Tensor

@@ -9,14 +9,15 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from tiger.backbones.base import Backbone, ModelInputs, Prompt, VisualBank
+from tiger.backbones.bank import VisualBank
+from tiger.backbones.base import Backbone, ModelInputs, Prompt
 from tiger.decoding.acceptance import Sampling, draw
 from tiger.decoding.records import PhaseTimer
 from tiger.drafting.base import Reading, TokenTree
 from tiger.drafting.compiled import ROOM, CompiledSteps
 from tiger.drafting.reader import Reader
 from tiger.routing.router import Router
-from tiger.routing.selectors import SelectorName, select
+from tiger.routing.selectors import ONCE, READS_IMPORTANCE, READS_TEXT, Evidence, SelectorName, select
 
 Layout = Literal["suffix", "inline"]
 Query = Literal["visual", "text"]
@@ -37,6 +38,7 @@ class RoutedState:
         block: Reads the text with the routed tokens inline (layout `inline` only).
         shown: Bank rows that `block` was read with.
         answers: Decided tokens, the root last.
+        chosen: Rows of each bank, where they are chosen once per request.
     """
 
     inputs: list[ModelInputs]
@@ -49,6 +51,7 @@ class RoutedState:
     block: Reader | None = None
     shown: list[Tensor] | None = None
     answers: list[list[int]] | None = None
+    chosen: list[Tensor] | None = None
 
 
 class RoutedDrafter(nn.Module):
@@ -151,7 +154,35 @@ class RoutedDrafter(nn.Module):
     def encode(self, prompts: Sequence[Prompt]) -> tuple[list[ModelInputs], list[VisualBank]]:
         """Prepares prompts and encodes their images; every bank with tokens gets its global token."""
         inputs = [self.backbone.prepare(prompt) for prompt in prompts]
-        return inputs, [bank.with_global() if len(bank) else bank for bank in self.backbone.encode(inputs)]
+        banks = self.backbone.encode(inputs, self.selector in READS_IMPORTANCE)
+        return inputs, [bank.with_global() if len(bank) else bank for bank in banks]
+
+    def choose(
+        self,
+        entry: ModelInputs,
+        bank: VisualBank,
+        scores: Tensor,
+        answer: Tensor,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Chooses the routed rows of one request, in decoding and in training alike.
+
+        Args:
+            entry: The prompt.
+            bank: Its visual bank.
+            scores: Router scores [N].
+            answer: Token ids of the answer so far, the root last.
+            generator: Source of randomness.
+
+        Returns:
+            Ascending bank rows; none for a request without images.
+        """
+        if not len(bank):
+            return torch.arange(0, device=scores.device)
+        text = None
+        if self.selector in READS_TEXT:
+            text = self.backbone.embed(torch.cat([entry.text_behind, answer]))
+        return select(self.selector, Evidence(scores, bank, text, generator), self.num_routed)
 
     def begin(
         self, prompts: Sequence[Prompt], reserve: int, sampling: Sampling, generators: list[torch.Generator]
@@ -162,6 +193,11 @@ class RoutedDrafter(nn.Module):
         state = RoutedState(
             inputs, banks, keys, sampling, list(generators), reserve, answers=[[] for _ in prompts]
         )
+        if self.selector in ONCE:
+            nothing = torch.arange(0, device=self.backbone.device)
+            scores = [bank.tokens.new_zeros(len(bank)) for bank in banks]
+            pairs = zip(inputs, banks, scores, strict=True)
+            state.chosen = [self.choose(entry, bank, score, nothing) for entry, bank, score in pairs]
         if self.layout == "suffix" or self.selector == "routed":
             room = reserve + max(map(len, banks)) + 1
             context = self.context_rows(banks)
@@ -178,7 +214,7 @@ class RoutedDrafter(nn.Module):
 
     def select_rows(self, state: RoutedState, rows: list[int]) -> None:
         """Keeps the given requests."""
-        for name in ("inputs", "banks", "keys", "generators", "answers", "shown"):
+        for name in ("inputs", "banks", "keys", "generators", "answers", "shown", "chosen"):
             if (values := getattr(state, name)) is not None:
                 setattr(state, name, [values[row] for row in rows])
         for reader in (state.text, state.block):
@@ -209,19 +245,19 @@ class RoutedDrafter(nn.Module):
 
     def _route(self, state: RoutedState, hidden: Tensor | None) -> tuple[list[Tensor], list[Tensor]]:
         """Chosen rows and scores of each request; a text-only request has none."""
+        assert state.answers is not None
         rows, scores = [], []
-        for index, bank in enumerate(state.banks):
+        for index, (entry, bank) in enumerate(zip(state.inputs, state.banks, strict=True)):
             if hidden is not None and len(bank):
                 score = self.router(hidden[None, index : index + 1], state.keys[index][None])[0, 0]
             else:
                 score = bank.tokens.new_zeros(len(bank))
             scores.append(score)
-            if len(bank):
-                rows.append(
-                    select(self.selector, score, bank.tokens, self.num_routed, state.generators[index])
-                )
+            if state.chosen is not None:
+                rows.append(state.chosen[index])
             else:
-                rows.append(torch.arange(0, device=score.device))
+                answer = torch.tensor(state.answers[index], device=score.device)
+                rows.append(self.choose(entry, bank, score, answer, state.generators[index]))
         return rows, scores
 
     def _open_suffix(self, state: RoutedState, rows: list[Tensor]) -> tuple[Reader, Tensor, list[int]]:

@@ -14,11 +14,12 @@ from tiger.backbones.folders import resolve
 from tiger.backbones.loading import Quantization, load_backbone
 from tiger.decoding.acceptance import Sampling
 from tiger.decoding.autoregressive import AutoregressiveDecoder
+from tiger.decoding.pruners import build_pruner, decoder_options, is_pruner
 from tiger.decoding.records import Generation
 from tiger.decoding.speculative import SpeculativeDecoder
 from tiger.drafting.base import Drafter
 from tiger.drafting.heads.saving import is_head, load_head
-from tiger.drafting.methods import build_method, method_options
+from tiger.drafting.methods import build_method
 from tiger.drafting.routed import RoutedDrafter
 from tiger.drafting.saving import load_drafter
 from tiger.evaluation.samples import Journal, fingerprint, from_record, settings_key, to_record
@@ -34,8 +35,8 @@ class Decoders:
 
     Attributes:
         verifier: Folder, hub id or shipped name.
-        drafters: Drafter of each decoder: a model or a draft head, or a training-free method by name or YAML
-            file; None for the autoregressive one.
+        drafters: Drafter of each decoder: a model or a draft head, or a training-free method or a pruner of the
+            verifier by name or YAML file; None for the autoregressive one.
         tasks: What is decoded for acceptance and scores.
         timed: What is decoded for speed.
         num_timed: So many of its first prompts are.
@@ -84,7 +85,7 @@ class Decoders:
 
     def drafter(self, path: str) -> Drafter:
         """A drafter: a model is loaded once, a method is made anew, as it may remember what it has read."""
-        if (options := method_options(path)) is not None:
+        if (options := decoder_options(path)) is not None:
             return build_method(options)
         key = f"drafter {path}"
         if key not in self.loaded:
@@ -104,9 +105,13 @@ class Decoders:
         """Longest answer in a set, tokens."""
         return tasks.answer_limit if self.max_new_tokens is None else self.max_new_tokens
 
+    def is_lossy(self, name: str) -> bool:
+        """Whether a decoder's text is not meant to be the verifier's: it prunes what the verifier reads."""
+        return is_pruner(self.drafters[name])
+
     def block_size_of(self, name: str, temperature: float) -> int | None:
-        """Tokens that a decoder drafts in one round; None for the autoregressive one."""
-        if self.drafters[name] is None:
+        """Tokens that a decoder drafts in one round; None for one that drafts nothing."""
+        if self.drafters[name] is None or self.is_lossy(name):
             return None
         return self.block_sizes.get(f"{name}@{temperature:g}", self.block_sizes.get(name, self.block_size))
 
@@ -120,6 +125,9 @@ class Decoders:
         """
         limit, sampling = self.limit(tasks or self.tasks), Sampling(temperature)
         path, block_size = self.drafters[name], self.block_size_of(name, temperature)
+        if path is not None and self.is_lossy(name):
+            pruned = build_pruner(decoder_options(path) or {}, self.backbone)
+            return AutoregressiveDecoder(pruned, limit, sampling, self.seed)
         if path is None or block_size is None:
             return AutoregressiveDecoder(self.backbone, limit, sampling, self.seed)
         return SpeculativeDecoder(self.backbone, self.drafter(path), block_size, limit, sampling, self.seed)
@@ -128,7 +136,7 @@ class Decoders:
         """Everything that a decoder's answers depend on."""
         models = [path for path in (self.verifier, self.drafters[name]) if path is not None]
         return {
-            "models": [[path, method_options(path) or fingerprint(resolve(path))] for path in models],
+            "models": [[path, decoder_options(path) or fingerprint(resolve(path))] for path in models],
             "temperature": temperature,
             "block_size": self.block_size_of(name, temperature),
             "max_new_tokens": self.limit(self.tasks),

@@ -44,12 +44,12 @@ def table_row(cell: Cell) -> list[str]:
         str(cell["batch_size"]),
         interval,
         *(_number(survival.get(n), ".2f") for n in (2, 4, 8)),
-        f"{cell['rounds_per_token']:.3f}",
+        _number(cell["rounds_per_token"], ".3f"),
         _number(cell["tokens_per_second"], ".0f"),
         _number(cell["speedup"], ".2f", "x"),
         _number(latency, ".0f"),
         _number(cell["other_share"] if survival else None, ".1%"),
-        _number(cell["exact"], ".1%"),
+        "lossy" if cell["is_lossy"] else _number(cell["exact"], ".1%"),
     ]
 
 
