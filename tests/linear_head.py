@@ -24,15 +24,14 @@ class LinearHead(DraftHead):
         super().__init__(verifier)
         self.settings = {"length": length, "layers": list(layers), "ids": ids}
         self.feature_layers = tuple(layers)
-        self.register_buffer("ids", None if ids is None else torch.tensor(ids))
+        self.draft_ids = None if ids is None else torch.tensor(ids)
         generator, width = torch.Generator().manual_seed(0), verifier.hidden_size
         self.steps = nn.ModuleList(nn.Linear(self.feature_size + width, width) for _ in range(length))
         for parameter in self.parameters():
             parameter.data.normal_(0.0, 0.05, generator=generator)
 
-    @property
-    def draft_ids(self):
-        return self.ids
+    def restrict(self, ids):
+        self.draft_ids = torch.tensor(ids)
 
     def score(self, hidden):
         logits = super().score(hidden)

@@ -254,7 +254,13 @@ def save_and_resume(folder, strategies, world):
 def heads(folder, strategies, world):
     """A step of a draft head on answers of different lengths, at all places or a few, and validation."""
     HEADS["linear"], found = LinearHead, {}
-    losses = {"feature_weight": 1.0, "tv_weight": 2.0, "decay": 0.7, "noise": 0.1, "head": {"layers": [1]}}
+    losses = {
+        "feature_weight": 1.0,
+        "tv_weight": 2.0,
+        "decay": 0.7,
+        "noise": 0.1,
+        "head": {"length": 3, "layers": [1]},
+    }
     for num_anchors in (None, 2):
         module = DraftHeadDistillation(str(folder / "verifier"), "linear", block_size=3, optimizer=sgd,
                                        num_anchors=num_anchors, max_new_tokens=12, **losses)  # fmt: skip

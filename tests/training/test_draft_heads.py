@@ -13,9 +13,11 @@ from data_modules.collate import Batch, Example
 from tiger.backbones.base import assemble
 from tiger.cli import main
 from tiger.decoding.custom_generate import speculative_generate
+from tiger.drafting.heads.base import DraftHead
 from tiger.drafting.heads.methods import HEADS
 from tiger.drafting.heads.saving import load_head, save_head
 from tiger.training import DraftHeadDistillation, draft_head_distillation
+from tiger.training.draft_vocabulary import frequent_ids
 from tiger.training.losses import list_mle, soft_ce, tv
 from tiger.training.supervision import check_supervision
 
@@ -78,7 +80,7 @@ def test_a_prediction_is_judged_where_the_verifier_predicts_the_same_token(verif
                 said, state = built.drafter.steps[depth](known), hidden[first + root + depth]
                 q, p = (built.verifier.logits(x).log_softmax(-1) for x in (said, state))
                 values = [-(p.exp() * q).sum(), -q[p.argmax()], F.smooth_l1_loss(said, state)]
-                expected.append([*values, torch.tensor(1.0), torch.tensor(depth)])
+                expected.append([*values, torch.tensor(1.0), torch.tensor(float(depth))])
     expected = torch.stack([torch.stack(row) for row in expected])
     torch.testing.assert_close(torch.cat([found, depths[:, None]], 1), expected, atol=1e-4, rtol=1e-4)
 
@@ -236,6 +238,7 @@ def words(verifier, folder, *extra):
     return [
         "--config", str(ROOT / "configs/experiment/tiny_eagle2.yaml"),
         f"--model.init_args.verifier={verifier}", "--model.init_args.method=linear",
+        "--model.init_args.verifier_dtype=float32",
         "--model.init_args.max_new_tokens=6", "--data.init_args.max_new_tokens=6",
         f"--data.init_args.cache_dir={folder / 'cache'}", "--data.init_args.num_train=12",
         "--data.init_args.num_validation=2", "--data.init_args.num_test=0", "--data.init_args.batch_size=2",
@@ -308,3 +311,16 @@ def test_preview_marks_what_is_supervised(verifier, tmp_path, monkeypatch, capsy
     routed = ["--config", str(ROOT / "configs/experiment/tiny_kd.yaml")]
     with pytest.raises(ValueError, match="give a config with DraftHeadDistillation"):
         main(["data", "preview", *routed])
+
+
+def test_a_draft_vocabulary_holds_the_most_frequent_ids(verifier):
+    answers = ([7, 7, 7, 9, 9, 3], [9, 5, 300], [7, 300, 300, 3])
+    data = [Example(None, torch.tensor(answer), "x", "x") for answer in answers]
+    assert frequent_ids(data, 5, (2,), 400) == [2, 3, 7, 9, 300]
+    assert frequent_ids(data, 9, (2,), 400) == [0, 1, 2, 3, 4, 5, 7, 9, 300]
+    built = task(verifier, head={"ids": [0, 1, 2, 3]})
+    built.choose_vocabulary(data)
+    ends = set(built.verifier.eos_ids)
+    assert set(built.drafter.draft_ids.tolist()) == {*ends, *sorted({7, 9, 300} - ends)[: 4 - len(ends)]}
+    with pytest.raises(ValueError, match="drafts from the whole vocabulary"):
+        DraftHead.restrict(built.drafter, [1])

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
@@ -18,6 +19,7 @@ from tiger.backbones.loading import Quantization
 from tiger.drafting.heads.base import DraftHead, HeadRow
 from tiger.drafting.heads.saving import build_head, load_weights
 from tiger.training.base import DraftTask
+from tiger.training.draft_vocabulary import frequent_ids
 from tiger.training.head_lessons import HeadLesson, read_head_lessons
 from tiger.training.kd_warm_start import answer_places, teacher_rows
 from tiger.training.losses import ce, chunked, list_mle, soft_ce, tv
@@ -161,6 +163,23 @@ class DraftHeadDistillation(DraftTask):
             return super().anchors(examples, generators)
         longest = max(len(example.response) for example in examples)
         return torch.arange(max(longest - 1, 1), device=self.device).expand(len(examples), -1)
+
+    def on_train_start(self) -> None:
+        """Chooses the draft vocabulary of a new head, where it has one; a resumed one keeps its own."""
+        super().on_train_start()
+        if self.trainer.ckpt_path is None and not self.options.init_from:
+            self.choose_vocabulary(self.trainer.train_dataloader.dataset)
+
+    def choose_vocabulary(self, examples: Any) -> None:
+        """Restricts a draft vocabulary to the most frequent tokens of the training answers."""
+        if (ids := self.drafter.draft_ids) is not None:
+            verifier = self.verifier
+            self.drafter.restrict(frequent_ids(examples, len(ids), verifier.eos_ids, verifier.vocab_size))
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]  # as the base
+        """The head whole, with its draft vocabulary; the verifier comes from where the options say."""
+        state = LightningModule.state_dict(self, *args, **kwargs)
+        return {name: value for name, value in state.items() if name.startswith("_drafter.")}
 
     def head_lessons(self, examples: list[Example]) -> list[HeadLesson]:
         """What the verifier makes of prompts and answers, remembered if asked for."""

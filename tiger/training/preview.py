@@ -47,6 +47,7 @@ def preview(options: list[str]) -> str:
         raise ValueError(f"example is {number}; the training data have 0 to {len(examples) - 1}.")
     task.configure_model()
     task.to(cli.trainer.strategy.root_device)
+    task.choose_vocabulary(examples)
     text = describe(task, examples[number])
     print(text)
     return text
