@@ -10,11 +10,23 @@ from PIL import Image
 
 from data_modules.evaluation import SETS
 from tiger.cli import expand_configs, main
+from tiger.drafting.heads.methods import HEADS
 from tiger.drafting.lora import Lora
 from tiger.training import KDWarmStart
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-TASKS = sorted(path for path in (CONFIGS / "experiment").glob("*.yaml") if "benchmark" not in path.stem)
+STAGES = {path.stem: yaml.safe_load(path.read_text()) for path in (CONFIGS / "stage").glob("*.yaml")}
+METHODS = {
+    name: stage["model"]["init_args"]["method"]
+    for name, stage in STAGES.items()
+    if "method" in stage["model"]["init_args"]
+}
+HEAD_TASKS = [CONFIGS / f"experiment/tiny_{name}.yaml" for name in sorted(METHODS)]
+TASKS = sorted(
+    path
+    for path in (CONFIGS / "experiment").glob("*.yaml")
+    if "benchmark" not in path.stem and path not in HEAD_TASKS
+)
 BENCHMARKS = sorted((CONFIGS / "experiment").glob("*benchmark.yaml"))
 BASES = {
     "trainer": ["data/synthetic_kd.yaml", "stage/kd.yaml"],
@@ -96,6 +108,21 @@ def test_every_experiment_runs(path, pair, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run("fit", *configs(path), *pair, "--trainer.fast_dev_run=true", "--trainer.enable_progress_bar=false")
     assert {entry.name for entry in tmp_path.iterdir()} <= {"runs"}
+
+
+def test_every_draft_head_has_a_stage():
+    assert set(HEADS) <= set(METHODS.values())
+
+
+@pytest.mark.parametrize("name", [name for name, method in sorted(METHODS.items()) if method in HEADS])
+def test_every_head_trains(name, pair, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path, own = CONFIGS / f"experiment/tiny_{name}.yaml", [word for word in pair if ".drafter=" not in word]
+    cli = run(
+        "fit", *configs(path), *own, "--trainer.fast_dev_run=true", "--trainer.enable_progress_bar=false"
+    )
+    assert cli.model.drafter.method == METHODS[name]
+    assert "accept/length" in cli.trainer.callback_metrics
 
 
 def test_a_run_leaves_config_provenance_checkpoint_and_drafter(pair, tmp_path, monkeypatch):

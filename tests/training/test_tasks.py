@@ -281,7 +281,9 @@ def test_block_attention_averages_over_the_block(pair):
 def test_blocks_of_the_answer_end_with_it(pair):
     built = task(pair, "kd")
     texts, lessons = built.texts(batch().examples), built.lessons(batch().examples)
-    blocks, valid = answer_blocks(texts, [len(x.hidden) for x in lessons], torch.tensor([[6], [0], [7]]), 4)
+    blocks, valid = answer_blocks(
+        texts.answers, [len(x.hidden) for x in lessons], torch.tensor([[6], [0], [7]]), 4
+    )
     assert valid[:, 0].tolist() == [[True, True, False, False], [True] * 4, [True, False, False, False]]
     assert torch.equal(blocks[0, 0, :2], batch().examples[0].response[7:9])
 

@@ -136,6 +136,14 @@ class DraftHead(nn.Module, ABC):
         """Logits [..., V'] of the head's hidden states [..., D]; by default the verifier's, over all ids."""
         return self.verifier.logits(hidden.to(self.verifier.dtype))
 
+    def restrict(self, ids: Sequence[int]) -> None:
+        """Sets the ids of the draft vocabulary, before training.
+
+        Raises:
+            ValueError: If the method has none, or their number is not its size.
+        """
+        raise ValueError(f"Head {self.method!r} drafts from the whole vocabulary; it cannot be restricted.")
+
     @abstractmethod
     def unroll(self, text: HeadText, roots: Tensor, depth: int) -> Tensor:
         """Hidden states behind roots, for training.

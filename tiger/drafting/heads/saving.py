@@ -69,16 +69,27 @@ def load_head(folder: Path, verifier: Backbone) -> DraftHead:
             f"{folder} is a head for another verifier: it needs {'; '.join(differing)}. Name the verifier "
             "that it was trained with."
         )
+    head = build_head(entries["method"], verifier, **entries["settings"])
+    load_weights(head, folder)
+    return head.to(verifier.device, verifier.dtype).eval()
+
+
+def load_weights(head: DraftHead, folder: Path) -> None:
+    """Gives a head the weights of a saved one.
+
+    Raises:
+        FileNotFoundError: If the weights are missing.
+        ValueError: If they do not fit.
+    """
     if not (folder / WEIGHTS_FILE).is_file():
         raise FileNotFoundError(f"{folder} holds no {WEIGHTS_FILE}. Copy or fetch the whole folder.")
-    head = build_head(entries["method"], verifier, **entries["settings"])
     weights = load_file(folder / WEIGHTS_FILE)
     own = {name: tuple(value.shape) for name, value in head.state_dict().items()}
     shapes = {name: tuple(value.shape) for name, value in weights.items()}
     if own != shapes:
         wrong = sorted(own.items() ^ shapes.items())
         raise ValueError(
-            f"{folder / WEIGHTS_FILE} does not fit its settings, at {wrong[:4]}. Take both from one folder."
+            f"{folder / WEIGHTS_FILE} does not fit its settings, at {wrong[:4]}. Take both from one folder, "
+            "and start training from a head of the same method and options."
         )
     head.load_state_dict(weights)
-    return head.to(verifier.device, verifier.dtype).eval()
