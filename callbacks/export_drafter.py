@@ -72,6 +72,7 @@ class ExportDrafter(Callback):
         if not trainer.is_global_zero:
             return
         notes = {"step": trainer.global_step, "task": pl_module.stage}
+        notes |= {"training_seconds": round(pl_module.training_seconds, 1)}
         if self.monitor is not None and self.best is not None:
             notes |= {self.monitor: self.best}
         save = save_head if isinstance(drafter, DraftHead) else save_drafter

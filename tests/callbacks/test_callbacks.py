@@ -54,6 +54,8 @@ class Toy(LightningModule):
 
     stage = "Toy"
 
+    training_seconds = 12.34
+
     def whole_drafter(self):
         return self.drafter
 
@@ -215,7 +217,7 @@ def test_drafter_is_exported_at_the_end_and_replaced_as_a_whole(tmp_path, saved)
     stale.mkdir()
     (stale / "stale").touch()
     fit(tmp_path, ExportDrafter())
-    assert saved == [{"step": 3, "task": "Toy"}]
+    assert saved == [{"step": 3, "task": "Toy", "training_seconds": 12.3}]
     assert [path.name for path in stale.iterdir()] == ["weights"]
     assert not [path for path in tmp_path.iterdir() if path.suffix in {".tmp", ".old"}]
 

@@ -21,6 +21,8 @@ CELL = {
     "other_share": 0.0321,
     "exact": None,
     "is_lossy": False,
+    "parameters": 1234567,
+    "training_seconds": None,
 }
 PLAIN = CELL | {"decoder": "autoregressive", "p_accept_ge": {}, "rounds_per_token": 1.0, "exact": 1.0}
 
@@ -30,6 +32,7 @@ def test_row():
     assert row["AccLen [95 %]"] == "4.12 [4.00, 4.25]"
     assert (row["A≥4"], row["Speedup"], row["Latency ms"], row["Other"]) == ("0.50", "1.93x", "71", "3.2%")
     assert row["Exact"] == "–"
+    assert (row["Parameters"], row["Trained s"]) == ("1,234,567", "–")
 
 
 def test_autoregressive_row_has_no_acceptance():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -18,9 +19,11 @@ from tiger.decoding.pruners import build_pruner, decoder_options, is_pruner
 from tiger.decoding.records import Generation
 from tiger.decoding.speculative import SpeculativeDecoder
 from tiger.drafting.base import Drafter
+from tiger.drafting.heads.saving import SETTINGS_FILE as HEAD_FILE
 from tiger.drafting.heads.saving import is_head, load_head
 from tiger.drafting.methods import build_method
 from tiger.drafting.routed import RoutedDrafter
+from tiger.drafting.saving import SETTINGS_FILE as DRAFTER_FILE
 from tiger.drafting.saving import load_drafter
 from tiger.evaluation.samples import Journal, fingerprint, from_record, settings_key, to_record
 from tiger.evaluation.timing import Timing, measure
@@ -35,8 +38,8 @@ class Decoders:
 
     Attributes:
         verifier: Folder, hub id or shipped name.
-        drafters: Drafter of each decoder: a model or a draft head, or a training-free method or a pruner of the
-            verifier by name or YAML file; None for the autoregressive one.
+        drafters: Drafter of each decoder: a model or a draft head, or a training-free method or a pruner of
+            the verifier by name or YAML file; None for the autoregressive one.
         tasks: What is decoded for acceptance and scores.
         timed: What is decoded for speed.
         num_timed: So many of its first prompts are.
@@ -104,6 +107,20 @@ class Decoders:
     def limit(self, tasks: TaskSet) -> int:
         """Longest answer in a set, tokens."""
         return tasks.answer_limit if self.max_new_tokens is None else self.max_new_tokens
+
+    def cost(self, name: str) -> dict[str, float | None]:
+        """What a drafter takes besides the verifier: its weights, and the time of its last training.
+
+        The time is None where nothing was trained, or the drafter's notes do not say.
+        """
+        path = self.drafters[name]
+        if path is None or decoder_options(path) is not None:
+            return {"parameters": 0, "training_seconds": None}
+        drafter: Any = self.drafter(path)
+        files = [resolve(path) / file for file in (HEAD_FILE, DRAFTER_FILE)]
+        notes = [json.loads(file.read_text()) for file in files if file.is_file()]
+        size = sum(parameter.numel() for parameter in drafter.parameters())
+        return {"parameters": size, "training_seconds": notes[0].get("training_seconds") if notes else None}
 
     def is_lossy(self, name: str) -> bool:
         """Whether a decoder's text is not meant to be the verifier's: it prunes what the verifier reads."""

@@ -72,7 +72,8 @@ def write_results(
         compared = [tables.difference_row(row) for row in differences if row["dataset"] == tasks.label]
         heading = f"{tasks.label}, " if len(sets) > 1 else ""
         text += (f"\n## {tasks.label}\n\n" if heading else "") + tables.markdown(tables.COLUMNS, rows)
-        for title, columns in (("acceptance", tables.ACCEPTANCE), ("speed", tables.SPEED)):
+        parts = {"acceptance": tables.ACCEPTANCE, "speed": tables.SPEED, "cost": tables.COST}
+        for title, columns in parts.items():
             title = (heading + title) if heading else title.capitalize()
             console.print(tables.terminal(title, columns, tables.pick(rows, columns)), "")
         if compared:

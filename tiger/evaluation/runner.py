@@ -220,6 +220,7 @@ def _decoded(bench: Decoders, name: str, temperature: float, how: _Measurement) 
     is_lossy = bench.is_lossy(name)
     return (
         {"is_lossy": is_lossy}
+        | bench.cost(name)
         | entries.acceptance(answers, how.seed, is_lossy)
         | entries.exactness(answers, None if temperature or is_lossy else reference, bench)
         | entries.scores(answers, bench.tasks, points, how.seed)

@@ -25,10 +25,13 @@ COLUMNS = (
     "Latency ms",
     "Other",
     "Exact",
+    "Parameters",
+    "Trained s",
 )
 # Two tables that fit a terminal of 80 columns.
 ACCEPTANCE = ("Decoder", "T", "AccLen [95 %]", "A≥2", "A≥4", "A≥8", "Rounds/token", "Exact")
 SPEED = ("Decoder", "T", "Batch", "Tokens/s", "Speedup", "Latency ms", "Other")
+COST = ("Decoder", "Parameters", "Trained s")
 
 
 def table_row(cell: Cell) -> list[str]:
@@ -50,6 +53,8 @@ def table_row(cell: Cell) -> list[str]:
         _number(latency, ".0f"),
         _number(cell["other_share"] if survival else None, ".1%"),
         "lossy" if cell["is_lossy"] else _number(cell["exact"], ".1%"),
+        _number(cell["parameters"], ",d"),
+        _number(cell["training_seconds"], ".0f"),
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from abc import ABC
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -32,6 +33,7 @@ from tiger.routing.selectors import SelectorName
 from tiger.training import building
 from tiger.training.checkpoints import (
     LORA_KEY,
+    SECONDS_KEY,
     STAGE_KEY,
     VERIFIER_KEY,
     check_stage,
@@ -126,6 +128,7 @@ class DraftTask(LightningModule, ABC):
         self.views: dict[str, View] = {}
         self._drafter: Any = None
         self._accepted = MeanMetric()
+        self._earlier_seconds, self._started = 0.0, time.monotonic()
         self._open = ExitStack()
 
     def configure_model(self) -> None:
@@ -267,6 +270,7 @@ class DraftTask(LightningModule, ABC):
         checkpoint[STAGE_KEY] = self.stage
         checkpoint[VERIFIER_KEY] = self._verifier_mark
         checkpoint[LORA_KEY] = self.lora and asdict(self.lora)
+        checkpoint[SECONDS_KEY] = self.training_seconds
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuses a checkpoint of another stage or verifier.
@@ -276,6 +280,7 @@ class DraftTask(LightningModule, ABC):
         """
         check_stage(checkpoint, self.stage)
         check_verifier(checkpoint, self._verifier_mark)
+        self._earlier_seconds = checkpoint.get(SECONDS_KEY, 0.0)
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
@@ -366,8 +371,14 @@ class DraftTask(LightningModule, ABC):
         """Answers of the batch."""
         return self.decode(batch)
 
+    @property
+    def training_seconds(self) -> float:
+        """Wall-clock time since training started, validation included, and that of interrupted runs."""
+        return self._earlier_seconds + time.monotonic() - self._started
+
     def on_train_start(self) -> None:
         """Checks that all ranks take their share of the same data, from the same place on."""
+        self._started = time.monotonic()
         loader = self.trainer.train_dataloader
         if isinstance(loader, ResumableLoader):
             check_ranks({"training data": json.dumps(loader.state_dict(), sort_keys=True)})

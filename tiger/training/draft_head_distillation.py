@@ -17,12 +17,14 @@ from data_modules.collate import Batch, Example
 from tiger.backbones.features import check_layers
 from tiger.backbones.loading import Quantization
 from tiger.drafting.heads.base import DraftHead, HeadRow
+from tiger.drafting.heads.routed_head import HeadRoutes, RoutedHead
 from tiger.drafting.heads.saving import build_head, load_weights
 from tiger.training.base import DraftTask
+from tiger.training.block_attention import over_blocks
 from tiger.training.draft_vocabulary import frequent_ids
 from tiger.training.head_lessons import HeadLesson, read_head_lessons
 from tiger.training.kd_warm_start import answer_places, teacher_rows
-from tiger.training.losses import ce, chunked, list_mle, soft_ce, tv
+from tiger.training.losses import ce, chunked, guidance, list_mle, soft_ce, tv
 from tiger.training.ranks import global_mean
 from tiger.training.supervision import check_supervision, supervised_tokens
 from tiger.training.views import recalled
@@ -53,6 +55,9 @@ class DraftHeadDistillation(DraftTask):
         feature_weight: Weight of the smooth L1 distance to the verifier's final hidden states.
         list_mle_weight: Weight of the likelihood of its order of the ten likeliest tokens.
         decay: Factor of a place's weight for each token between it and the root.
+        guidance_weight: Weight of block attention guidance for the router of a routed head.
+        guidance_layers: Last verifier layers whose attention guides it, 1 or more.
+        guidance_power: Exponent of each head's attention before it is averaged.
         noise: Width of uniform noise on the features at 512 tokens; of T tokens it is 512/T as wide (EAGLE).
         verifier_dtype: Weight type of the frozen verifier; heads learn in float32.
         verifier_quantization: Store its weights in 4 or 8 bits; needs the extra `quantization`.
@@ -84,6 +89,9 @@ class DraftHeadDistillation(DraftTask):
         feature_weight: float = 0.0,
         list_mle_weight: float = 0.0,
         decay: float = 1.0,
+        guidance_weight: float = 0.0,
+        guidance_layers: int = 4,
+        guidance_power: float = 2.0,
         noise: float = 0.0,
         verifier_dtype: str = "float32",
         verifier_quantization: Quantization | None = None,
@@ -96,7 +104,10 @@ class DraftHeadDistillation(DraftTask):
         seed: int = 0,
     ) -> None:
         super().__init__(
-            block_size=block_size, num_anchors=1 if num_anchors is None else num_anchors, optimizer=optimizer
+            block_size=block_size,
+            num_anchors=1 if num_anchors is None else num_anchors,
+            guidance_layers=guidance_layers,
+            optimizer=optimizer,
         )
         weights = {
             "soft_ce": soft_ce_weight,
@@ -134,10 +145,16 @@ class DraftHeadDistillation(DraftTask):
         return {"drafter": self.drafter}
 
     def build_drafter(self) -> DraftHead:
-        """The head, new or from `init_from`, in training mode."""
+        """The head, new or from `init_from`, in training mode.
+
+        Raises:
+            ValueError: If it has no router, but one is to be guided.
+        """
         options = self.options
         head = build_head(options.method, self.verifier, **(options.head or {}))
         check_layers(self.verifier, head.feature_layers)
+        if options.guidance_weight and not isinstance(head, RoutedHead):
+            raise ValueError(f"Head {options.method!r} has no router to guide; set guidance_weight 0.")
         if options.init_from:
             load_weights(head, Path(options.init_from))
         return head.float().train()
@@ -187,7 +204,11 @@ class DraftHeadDistillation(DraftTask):
         def study(new: list[Example]) -> list[HeadLesson]:
             answers = [example.response.to(self.device) for example in new]
             prompts = [example.prompt for example in new]
-            return read_head_lessons(self.verifier, self.drafter.feature_layers, prompts, answers)
+            options = self.options
+            layers = options.guidance_layers if options.guidance_weight else 0
+            return read_head_lessons(
+                self.verifier, self.drafter.feature_layers, prompts, answers, layers, options.guidance_power
+            )
 
         return recalled(self.studied if self.options.remember else None, examples, study)
 
@@ -198,7 +219,7 @@ class DraftHeadDistillation(DraftTask):
             ValueError: If no token, or every token, of an epoch's first batch is supervised.
         """
         size = len(batch.examples)
-        terms, depths, marks = self.judge(batch.examples, batch_idx)
+        terms, depths, marks, guide = self.judge(batch.examples, batch_idx)
         if batch_idx == 0:
             check_supervision(torch.cat(marks))
         share = global_mean(torch.cat(marks).float())
@@ -208,15 +229,21 @@ class DraftHeadDistillation(DraftTask):
         for name, mean in zip(self.weights, means, strict=True):
             self.log(f"loss/{name}", mean, batch_size=size, sync_dist=True)
         loss = (means * means.new_tensor(list(self.weights.values()))).sum()
+        if guide is not None:
+            self.log("loss/guidance", guide.mean(), batch_size=size, sync_dist=True)
+            loss = loss + self.options.guidance_weight * guide.mean()
         self.log("loss/total", loss, batch_size=size, prog_bar=True, sync_dist=True)
         return loss
 
-    def judge(self, examples: list[Example], batch_index: int) -> tuple[Tensor, Tensor, list[Tensor]]:
+    def judge(
+        self, examples: list[Example], batch_index: int
+    ) -> tuple[Tensor, Tensor, list[Tensor], Tensor | None]:
         """Judges all predictions behind the roots of a step.
 
         Returns:
             Losses of each prediction, in the order of `weights`, and whether it counts [P, losses + 1];
-            tokens between it and its root [P]; which tokens of each text, but its first, are supervised.
+            tokens between it and its root [P]; which tokens of each text, but its first, are supervised;
+            how far the router is from where the verifier looks [roots], None where nothing is guided.
         """
         lessons = self.head_lessons(examples)
         generators = self.generators(examples, batch_index)
@@ -226,14 +253,32 @@ class DraftHeadDistillation(DraftTask):
         starts = [lesson.start for lesson in lessons]
         last = torch.tensor(text.lengths, device=self.device)[:, None] - 1
         roots = (torch.tensor(starts, device=self.device)[:, None] + anchors).minimum(last)
-        hidden = self.drafter.unroll(text, roots, self.depth)
+        guide: Tensor | None = None
+        if isinstance(self.drafter, RoutedHead):
+            routes = self.drafter.route(text, roots)
+            hidden = self.drafter.unroll(text, roots, self.depth, routes)
+            if self.options.guidance_weight:
+                guide = self.guide(routes, lessons, anchors)
+        else:
+            hidden = self.drafter.unroll(text, roots, self.depth)
         index, valid = answer_places([len(lesson.hidden) for lesson in lessons], anchors, self.depth)
         targets = teacher_rows([lesson.hidden for lesson in lessons], anchors, self.depth)
         terms = chunked(self._terms, hidden[valid], targets[valid], vocab_size=self.verifier.vocab_size)
         judged = valid.clone()
         judged[valid] = terms[:, -1] > 0
         depths = torch.arange(self.depth, device=self.device).expand(valid.shape)[valid]
-        return terms, depths, supervised_tokens(starts, text.lengths, index, judged)
+        return terms, depths, supervised_tokens(starts, text.lengths, index, judged), guide
+
+    def guide(self, routes: HeadRoutes, lessons: list[HeadLesson], anchors: Tensor) -> Tensor:
+        """Cross-entropy of the router's scores with where the verifier looks while it writes each block."""
+        values = []
+        for row, lesson in enumerate(lessons):
+            assert lesson.attention is not None, "the lesson was read without guidance"
+            start = anchors[row].clamp_max(len(lesson.attention) - 1)
+            attention = over_blocks(lesson.attention.float(), start, self.depth)
+            scores = routes.scores[row][:, routes.visual[row]]
+            values.append(guidance(scores, attention) if scores.shape[-1] else scores.new_zeros(len(scores)))
+        return torch.cat(values)
 
     def noised(self, row: HeadRow, generator: torch.Generator) -> HeadRow:
         """A text with noise on its features."""

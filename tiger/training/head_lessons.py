@@ -22,10 +22,13 @@ class HeadLesson:
         row: The text as the head reads it, place j for token j and what follows it [T, ...]; T is one less
             than the tokens.
         hidden: Final hidden states [R, D] at the answer's tokens; entry r judges token r + 1.
+        attention: Attention [R, N] of the answer's tokens to the visual ones, raised to a power and averaged
+            over heads and layers; None where nothing is guided.
     """
 
     row: HeadRow
     hidden: Tensor
+    attention: Tensor | None = None
 
     @property
     def start(self) -> int:
@@ -35,7 +38,12 @@ class HeadLesson:
 
 @torch.no_grad()
 def read_head_lessons(
-    verifier: Backbone, layers: Sequence[int], prompts: Sequence[Prompt], answers: Sequence[Tensor]
+    verifier: Backbone,
+    layers: Sequence[int],
+    prompts: Sequence[Prompt],
+    answers: Sequence[Tensor],
+    guidance_layers: int = 0,
+    guidance_power: float = 2.0,
 ) -> list[HeadLesson]:
     """Reads whole answers in one pass.
 
@@ -44,9 +52,20 @@ def read_head_lessons(
         layers: Layers whose inputs the head reads; none for the final hidden states.
         prompts: The prompts.
         answers: Token ids [R] of each answer.
+        guidance_layers: Last layers whose attention guides a router; 0 where nothing is guided.
+        guidance_power: Exponent of each head's attention before heads and layers are averaged.
     """
     inputs, _, batch = assembled(verifier, prompts, answers)
-    hidden, features = with_features(verifier, layers, lambda: verifier.run_assembled(batch))
+    attention: Tensor | None = None
+
+    def run() -> Tensor:
+        nonlocal attention
+        if not guidance_layers:
+            return verifier.run_assembled(batch)
+        hidden, attention = verifier.run_with_attention(batch, guidance_layers, guidance_power)
+        return hidden
+
+    hidden, features = with_features(verifier, layers, run)
     lessons = []
     for index, (entry, answer) in enumerate(zip(inputs, answers, strict=True)):
         end = batch.lengths[index]
@@ -58,5 +77,7 @@ def read_head_lessons(
             batch.embeddings[index, behind].clone(),
             batch.visual[index, behind].clone(),
         )
-        lessons.append(HeadLesson(row, hidden[index, end - len(answer) : end].clone()))
+        span = slice(end - len(answer), end)
+        seen = None if attention is None else attention[index, span][:, batch.visual[index]]
+        lessons.append(HeadLesson(row, hidden[index, span].clone(), seen))
     return lessons
