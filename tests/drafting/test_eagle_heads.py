@@ -21,7 +21,7 @@ from tiger.drafting.heads.base import HeadState
 from tiger.drafting.heads.layers import Rope, layer_config
 from tiger.drafting.heads.saving import build_head, load_head, save_head
 
-NAMES = ["eagle2", "eagle3"]
+NAMES = ["eagle2", "eagle3", "vispec"]
 NEW = 24
 BATCH = prompts(4)
 SMALL = {"total_tokens": 14, "depth": 2, "top_k": 3}

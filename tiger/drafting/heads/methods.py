@@ -5,5 +5,6 @@ from __future__ import annotations
 from tiger.drafting.heads.base import DraftHead
 from tiger.drafting.heads.eagle2 import Eagle2
 from tiger.drafting.heads.eagle3 import Eagle3
+from tiger.drafting.heads.vispec import ViSpec
 
-HEADS: dict[str, type[DraftHead]] = {head.method: head for head in (Eagle2, Eagle3)}
+HEADS: dict[str, type[DraftHead]] = {head.method: head for head in (Eagle2, Eagle3, ViSpec)}
