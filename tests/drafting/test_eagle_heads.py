@@ -171,7 +171,7 @@ def test_drafting_equals_unrolling_from_the_verifiers_features(expected, trained
     watch = Watch(trained, batch, expected)
     found = SpeculativeDecoder(tiny(), watch, 3, 10).generate(batch)
     assert tokens(found) == [answer[:10] for answer in tokens(expected)[:3]]
-    assert watch.rounds > 3
+    assert watch.rounds > 2
     assert max(entry.accepted for answer in found for entry in answer.rounds) > 1
 
 

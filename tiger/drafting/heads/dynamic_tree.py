@@ -121,7 +121,8 @@ def grow_tree(
         offset = sum(part[0].shape[1] for part in pool)
         pool.append((tokens.flatten(1), scores.flatten(1), beam.places.repeat_interleave(width, 1)))
         beam = _next_beam(beam, hidden, tokens.flatten(1), scores.flatten(1), offset, own)
-    return _best(*(torch.cat(parts, dim=1) for parts in zip(*pool, strict=True)), size.num_nodes)
+    scored, best, parents = (torch.cat(parts, dim=1) for parts in zip(*pool, strict=True))
+    return _best(scored, best, parents, size.num_nodes)
 
 
 def _likeliest(head: DraftHead, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
