@@ -32,6 +32,9 @@ class TableBackbone(Backbone):
         torch.nn.Module.__init__(self)
         self.table, self.eos_ids = table, eos_ids
         self.processor = SimpleNamespace(chat_template=object())  # reads like no other model
+        self.text_config = SimpleNamespace(num_attention_heads=2, intermediate_size=16, rms_norm_eps=1e-6)
+        output = torch.nn.Linear(self.hidden_size, self.vocab_size)  # what heads may start from
+        self.model = SimpleNamespace(get_output_embeddings=lambda: output)
 
     def get_vocab(self):
         return {str(token): token for token in range(self.vocab_size)}

@@ -223,6 +223,11 @@ class Backbone(nn.Module, ABC):
         return int(self.text_config.num_hidden_layers)
 
     @property
+    def num_deepstack(self) -> int:
+        """First layers of the language model behind which visual features are added."""
+        return 0
+
+    @property
     def max_positions(self) -> int:
         """Context limit, tokens."""
         return int(self.text_config.max_position_embeddings)

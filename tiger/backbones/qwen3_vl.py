@@ -23,6 +23,11 @@ class Qwen3VLBackbone(Backbone):
     reads_video = True
     pixel_names = qwen.PIXEL_NAMES
 
+    @property
+    def num_deepstack(self) -> int:
+        """First layers of the language model behind which visual features are added."""
+        return len(self.model.config.vision_config.deepstack_visual_indexes)
+
     def unbatch(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, **pixels: Tensor | None
     ) -> list[ModelInputs]:

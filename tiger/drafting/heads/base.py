@@ -106,12 +106,13 @@ class DraftHead(nn.Module, ABC):
     method: ClassVar[str]
     num_layers: int = 1
     feature_layers: tuple[int, ...] = ()
-    draft_ids: Tensor | None = None
+    draft_ids: Tensor | None
     settings: dict[str, Any]
 
     def __init__(self, verifier: Backbone) -> None:
         super().__init__()
         self._verifier = (verifier,)  # in a tuple, so that its weights are not the head's
+        self.register_buffer("draft_ids", None)
 
     @property
     def verifier(self) -> Backbone:

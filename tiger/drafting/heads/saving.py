@@ -64,7 +64,11 @@ def load_head(folder: Path, verifier: Backbone) -> DraftHead:
     """
     entries = json.loads((folder / SETTINGS_FILE).read_text())
     if (expected := entries["verifier"]) != (found := sizes_of(verifier)):
-        differing = [f"{name} {expected.get(name)}, not {found[name]}" for name in found]
+        differing = [
+            f"{name} {expected.get(name)}, not {size}"
+            for name, size in found.items()
+            if expected.get(name) != size
+        ]
         raise ValueError(
             f"{folder} is a head for another verifier: it needs {'; '.join(differing)}. Name the verifier "
             "that it was trained with."
