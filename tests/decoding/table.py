@@ -49,7 +49,7 @@ class TableBackbone(Backbone):
     def unbatch(self, input_ids, attention_mask=None, **pixels):
         raise NotImplementedError
 
-    def encode(self, inputs) -> list[VisualBank]:
+    def encode(self, inputs, use_importance=False) -> list[VisualBank]:
         empty = torch.zeros(0, self.hidden_size), torch.zeros(1, 0, dtype=torch.long)
         return [VisualBank(*empty) for _ in inputs]
 

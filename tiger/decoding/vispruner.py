@@ -36,7 +36,7 @@ class VisPruner(Verifier):
     def __init__(self, backbone: Backbone, keep: float = PUBLISHED) -> None:
         super().__init__(backbone)
         check_shares([keep])
-        self.keep = keep
+        self.share = keep
 
     def prefill(self, inputs: Sequence[ModelInputs], reserve: int) -> tuple[VerifierState, Tensor]:
         """Reads what is kept of the prompts; answers go on at the position behind the whole prompt."""
@@ -61,7 +61,7 @@ class VisPruner(Verifier):
             own = torch.arange(start, start + grid.size, device=device)
             own, start = own[~newlines[own]], start + grid.size
             chosen = important_and_diverse(
-                bank.importance[own], bank.tokens[own], kept_of(self.keep, len(own))
+                bank.importance[own], bank.tokens[own], kept_of(self.share, len(own))
             )
             kept[own[chosen]] = True
         return kept.nonzero()[:, 0]

@@ -162,7 +162,7 @@ class RoutedDrafter(nn.Module):
         entry: ModelInputs,
         bank: VisualBank,
         scores: Tensor,
-        answer: Tensor,
+        answer: Sequence[int] | Tensor,
         generator: torch.Generator | None = None,
     ) -> Tensor:
         """Chooses the routed rows of one request, in decoding and in training alike.
@@ -181,7 +181,8 @@ class RoutedDrafter(nn.Module):
             return torch.arange(0, device=scores.device)
         text = None
         if self.selector in READS_TEXT:
-            text = self.backbone.embed(torch.cat([entry.text_behind, answer]))
+            words = torch.as_tensor(answer, dtype=entry.ids.dtype, device=entry.ids.device)
+            text = self.backbone.embed(torch.cat([entry.text_behind, words]))
         return select(self.selector, Evidence(scores, bank, text, generator), self.num_routed)
 
     def begin(
@@ -194,10 +195,9 @@ class RoutedDrafter(nn.Module):
             inputs, banks, keys, sampling, list(generators), reserve, answers=[[] for _ in prompts]
         )
         if self.selector in ONCE:
-            nothing = torch.arange(0, device=self.backbone.device)
             scores = [bank.tokens.new_zeros(len(bank)) for bank in banks]
-            pairs = zip(inputs, banks, scores, strict=True)
-            state.chosen = [self.choose(entry, bank, score, nothing) for entry, bank, score in pairs]
+            rows = zip(inputs, banks, scores, strict=True)
+            state.chosen = [self.choose(entry, bank, score, []) for entry, bank, score in rows]
         if self.layout == "suffix" or self.selector == "routed":
             room = reserve + max(map(len, banks)) + 1
             context = self.context_rows(banks)
@@ -256,8 +256,8 @@ class RoutedDrafter(nn.Module):
             if state.chosen is not None:
                 rows.append(state.chosen[index])
             else:
-                answer = torch.tensor(state.answers[index], device=score.device)
-                rows.append(self.choose(entry, bank, score, answer, state.generators[index]))
+                generator = state.generators[index]
+                rows.append(self.choose(entry, bank, score, state.answers[index], generator))
         return rows, scores
 
     def _open_suffix(self, state: RoutedState, rows: list[Tensor]) -> tuple[Reader, Tensor, list[int]]:
