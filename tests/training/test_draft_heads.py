@@ -132,17 +132,17 @@ def test_only_ids_of_the_draft_vocabulary_count(verifier):
 
 
 def test_a_head_learns_and_the_verifier_stays(verifier):
-    built = task(verifier, remember=True, feature_weight=0.1)
+    built = task(verifier, remember=True, soft_ce_weight=0.0, tv_weight=0.1, feature_weight=1.0)
     before = {name: value.clone() for name, value in built.verifier.state_dict().items()}
-    optimizer = torch.optim.AdamW([p for p in built.parameters() if p.requires_grad], lr=3e-3)
+    optimizer = torch.optim.AdamW([p for p in built.parameters() if p.requires_grad], lr=1e-2)
     batch, losses = Batch(examples(8, 5)), []
-    for _ in range(15):
+    for _ in range(20):
         loss = built.training_step(batch, 0)
         losses.append(loss.item())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    assert losses[-1] < 0.7 * losses[0]
+    assert losses[-1] < 0.5 * losses[0]
     assert not built.verifier.training
     assert all(torch.equal(value, before[name]) for name, value in built.verifier.state_dict().items())
     assert set(built.state_dict()) == {
@@ -247,13 +247,13 @@ def words(verifier, folder, *extra):
     ]  # fmt: skip
 
 
-def test_a_run_leaves_a_head_that_resumes_and_decodes(verifier, tmp_path, monkeypatch, capsys):
+def test_a_run_leaves_a_head_and_resumes_bit_equal(verifier, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     saving = {"dirpath": str(tmp_path), "filename": "{step}", "save_top_k": -1, "every_n_train_steps": 2}
     keep = {"class_path": "ModelCheckpoint", "init_args": saving}
     (tmp_path / "keep.json").write_text(json.dumps({"trainer": {"callbacks+": [keep]}}))
-    common = words(verifier, tmp_path, "--config", str(tmp_path / "keep.json"), "--trainer.max_steps=4",
-                   "--trainer.val_check_interval=3")  # fmt: skip
+    common = words(verifier, tmp_path, "--config", str(tmp_path / "keep.json"), "--trainer.max_steps=3",
+                   "--trainer.val_check_interval=3", "--data.init_args.num_train=6")  # fmt: skip
     whole = main(["fit", *common])
     saved = torch.load(tmp_path / "step=2.ckpt", weights_only=True)
     resumed = main(["fit", *common, "--ckpt_path", str(tmp_path / "step=2.ckpt")])
@@ -265,18 +265,23 @@ def test_a_run_leaves_a_head_that_resumes_and_decodes(verifier, tmp_path, monkey
     assert "accept/length" in whole.trainer.callback_metrics
     folder = tmp_path / "runs/tiny_eagle2/drafter"
     notes = json.loads((folder / "head.json").read_text())
-    assert (notes["task"], notes["step"], notes["method"]) == ("DraftHeadDistillation", 4, "linear")
+    assert (notes["task"], notes["step"], notes["method"]) == ("DraftHeadDistillation", 3, "linear")
     head = load_head(folder, whole.model.verifier)
     assert all(torch.equal(v, whole.model.drafter.state_dict()[n]) for n, v in head.state_dict().items())
 
+
+def test_generate_takes_a_head_and_plan_does_not(verifier, tmp_path):
+    save_head(LinearHead(tiny_backbone("verifier", 0, 2)), tmp_path / "head")
     prompts(1)[0].images[0].save(tmp_path / "a.png")
     asked = ["--images", str(tmp_path / "a.png"), "--prompt=What?", "--verifier", verifier,
              "--max_new_tokens=9", "--block_size=3", "--device=cpu"]  # fmt: skip
-    drafted, alone = (main(["generate", *asked, "--drafter", name]) for name in (str(folder), "null"))
+    drafted, alone = (
+        main(["generate", *asked, "--drafter", name]) for name in (str(tmp_path / "head"), "null")
+    )
     assert drafted.tokens == alone.tokens
     assert drafted.rounds
     with pytest.raises(ValueError, match="routes nothing"):
-        main(["generate", *asked, "--drafter", str(folder), "--num_routed=4"])
+        main(["generate", *asked, "--drafter", str(tmp_path / "head"), "--num_routed=4"])
     with pytest.raises(ValueError, match="plan counts routed drafters"):
         main(["plan", *words(verifier, tmp_path)])
 

@@ -185,7 +185,8 @@ class DraftHeadDistillation(DraftTask):
         """Chooses the draft vocabulary of a new head, where it has one; a resumed one keeps its own."""
         super().on_train_start()
         if self.trainer.ckpt_path is None and not self.options.init_from:
-            self.choose_vocabulary(self.trainer.train_dataloader.dataset)
+            loader: Any = self.trainer.train_dataloader
+            self.choose_vocabulary(loader.dataset)
 
     def choose_vocabulary(self, examples: Any) -> None:
         """Restricts a draft vocabulary to the most frequent tokens of the training answers."""
