@@ -5,6 +5,7 @@ import os
 import sys
 from itertools import product
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from helpers import agreeing_drafter, fresh_backbone, picture, save_backbone
@@ -252,20 +253,17 @@ def save_and_resume(folder, strategies, world):
 
 def heads(folder, strategies, world):
     """A step of a draft head on answers of different lengths, at all places or a few, and validation."""
-    HEADS["linear"], found = LinearHead, {}
-    losses = {
-        "feature_weight": 1.0,
-        "tv_weight": 2.0,
-        "decay": 0.7,
-        "noise": 0.1,
-        "head": {"length": 3, "layers": [1]},
-    }
-    for num_anchors in (None, 2):
-        module = DraftHeadDistillation(str(folder / "verifier"), "linear", block_size=3, optimizer=sgd,
-                                       num_anchors=num_anchors, max_new_tokens=12, **losses)  # fmt: skip
-        used = trainer("auto" if world == 1 else "ddp", world, val_check_interval=1)
-        used.fit(module, data(folder, world))
-        found[num_anchors] = result(used, module)
+    losses = {"feature_weight": 1.0, "tv_weight": 2.0, "decay": 0.7, "noise": 0.1}
+    options = losses | {"block_size": 3, "max_new_tokens": 12, "head": {"length": 3, "layers": [1]}}
+    found = {}
+    with patch.dict(HEADS, linear=LinearHead):
+        for num_anchors in (None, 2):
+            module = DraftHeadDistillation(
+                str(folder / "verifier"), "linear", num_anchors=num_anchors, optimizer=sgd, **options
+            )
+            used = trainer("auto" if world == 1 else "ddp", world, val_check_interval=1)
+            used.fit(module, data(folder, world))
+            found[num_anchors] = result(used, module)
     return found
 
 
