@@ -31,6 +31,7 @@ class TableBackbone(Backbone):
         torch.nn.Module.__init__(self)
         self.table, self.eos_ids = table, eos_ids
         self.processor = SimpleNamespace(chat_template=object())  # reads like no other model
+        self.text_config = SimpleNamespace(num_attention_heads=2, intermediate_size=16, rms_norm_eps=1e-6)
 
     def get_vocab(self):
         return {str(token): token for token in range(self.vocab_size)}

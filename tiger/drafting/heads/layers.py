@@ -1,17 +1,18 @@
 """Attention for draft heads: decoder layers of the Llama kind, sized like one of the verifier's.
 
 A head calls `layer(hidden, mask, cache=cache, position_embeddings=rope(hidden, positions))` with the
-`LlamaDecoderLayer` and `LlamaRotaryEmbedding` of transformers in this configuration; positions are one axis
-[B, T].
+`LlamaDecoderLayer` of transformers and `Rope` in this configuration; positions are one axis [B, T].
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from tiger.backbones.base import Backbone
 from tiger.backbones.cache import BlockCache
@@ -35,6 +36,18 @@ def layer_config(verifier: Backbone, num_layers: int = 1, **changes: Any) -> Lla
         "rope_parameters": {"rope_type": "default", "rope_theta": rope.get("rope_theta", 10000.0)},
     }
     return LlamaConfig(**sizes | changes, attn_implementation="sdpa")
+
+
+class Rope(LlamaRotaryEmbedding):
+    """Rotary positions whose frequencies stay in float32 when the head's type changes."""
+
+    inv_freq: Tensor
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Rope:
+        exact = self.inv_freq
+        super()._apply(fn, recurse)
+        self.inv_freq = exact.to(self.inv_freq.device)
+        return self
 
 
 def next_positions(cache: BlockCache, count: int) -> Tensor:
