@@ -133,8 +133,17 @@ class DraftHead(nn.Module, ABC):
         """The verifier's embeddings [..., D] of token ids [...], in the head's type."""
         return self.verifier.embed(ids).to(self.dtype)
 
-    def score(self, hidden: Tensor) -> Tensor:
-        """Logits [..., V'] of the head's hidden states [..., D]; by default the verifier's, over all ids."""
+    def score(self, hidden: Tensor, depths: Tensor | None = None) -> Tensor:
+        """Logits of the head's hidden states; by default the verifier's, over all ids.
+
+        Args:
+            hidden: Hidden states [..., D].
+            depths: Tokens between root and prediction [...], for heads to which they matter; by default the
+                place on the axis before the last, as `unroll` returns them.
+
+        Returns:
+            Logits [..., V'].
+        """
         return self.verifier.logits(hidden.to(self.verifier.dtype))
 
     def restrict(self, ids: Sequence[int]) -> None:
