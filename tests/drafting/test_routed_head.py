@@ -3,15 +3,17 @@
 import pytest
 import torch
 from helpers import prompts, tiny_backbone
-from torch.nn.utils.rnn import pad_sequence
+from standins import FAMILIES, save_standin
 
+from tests.backbones.test_families import PROMPTS
+from tests.decoding.table import TableBackbone
 from tests.decoding.test_greedy_equality import check_records, tokens
-from tiger.backbones.base import assemble
-from tiger.backbones.features import with_features
+from tests.decoding.test_sampled_distribution import EOS, LENGTH, TABLES, p_value
+from tests.drafting.head_texts import fit, read_texts
+from tiger.backbones.loading import load_backbone
 from tiger.decoding.acceptance import Sampling
 from tiger.decoding.autoregressive import AutoregressiveDecoder
 from tiger.decoding.speculative import SpeculativeDecoder
-from tiger.drafting.heads.base import HeadText
 from tiger.drafting.heads.routed_head import RoutedHead
 from tiger.drafting.heads.saving import load_head, save_head
 
@@ -34,24 +36,6 @@ def head(form, **options):
         for parameter in made.router.parameters():
             parameter.mul_(8)
     return made
-
-
-def read(backbone, made, answers):
-    """Prompts and answers as training reads them, and the place before each answer."""
-    inputs = [backbone.prepare(prompt) for prompt in BATCH]
-    suffixes = [backbone.embed(torch.tensor(answer)) for answer in answers]
-    batch = assemble(inputs, backbone.encode(inputs), [backbone.embed(i.ids) for i in inputs], None, suffixes)
-    with torch.no_grad():
-        _, features = with_features(backbone, made.feature_layers, lambda: backbone.run_assembled(batch))
-    ids = [torch.cat([i.ids, torch.tensor(a)]) for i, a in zip(inputs, answers, strict=True)]
-    text = HeadText(
-        features[:, :-1],
-        pad_sequence(ids, batch_first=True)[:, 1:],
-        batch.embeddings[:, 1:],
-        batch.visual[:, 1:],
-        [length - 1 for length in batch.lengths],
-    )
-    return text, torch.tensor([len(i.ids) - 1 for i in inputs])
 
 
 @pytest.fixture(scope="module")
@@ -78,12 +62,12 @@ def test_training_drafts_what_decoding_drafts(expected, form):
     made = head(form)
     answers = tokens(expected)
     decoded = SpeculativeDecoder(verifier(), made, BLOCK, NEW).generate(BATCH)
-    text, before = read(verifier(), made, answers)
+    text, before = read_texts(made, BATCH, answers)
     compared = 0
     for row, answer in enumerate(decoded):
         done = 1
         for entry in answer.rounds:
-            root = before[row] + done - 1
+            root = before[row, 0] + done - 1
             with torch.no_grad():
                 hidden = made.unroll(text, root.expand(len(BATCH), 1), BLOCK)[row, 0]
             best = made.score(hidden).argmax(-1).tolist()
@@ -100,8 +84,8 @@ def test_training_drafts_what_decoding_drafts(expected, form):
 @pytest.mark.parametrize("form", FORMS)
 def test_blocks_do_not_see_one_another_nor_later_text(expected, form):
     made = head(form)
-    text, before = read(verifier(), made, tokens(expected))
-    roots = before[:, None] + torch.tensor([0, 4, 9])
+    text, before = read_texts(made, BATCH, tokens(expected))
+    roots = before + torch.tensor([0, 4, 9])
     with torch.no_grad():
         together = made.unroll(text, roots, BLOCK)
         alone = torch.cat([made.unroll(text, roots[:, i : i + 1], BLOCK) for i in range(3)], dim=1)
@@ -115,8 +99,8 @@ def test_blocks_do_not_see_one_another_nor_later_text(expected, form):
 @pytest.mark.parametrize("form", FORMS)
 def test_gradients_reach_every_weight(expected, form):
     made = head(form)
-    text, before = read(verifier(), made, tokens(expected))
-    made.unroll(text, before[:, None], BLOCK).pow(2).sum().backward()
+    text, before = read_texts(made, BATCH, tokens(expected))
+    made.unroll(text, before, BLOCK).pow(2).sum().backward()
     for name, parameter in made.named_parameters():
         if parameter.requires_grad and (form == "parallel" or name != "mask_embedding"):
             assert parameter.grad is not None, name
@@ -126,14 +110,45 @@ def test_gradients_reach_every_weight(expected, form):
 @pytest.mark.parametrize("form", FORMS)
 def test_a_block_sees_the_routed_visual_tokens_only(expected, form):
     made = head(form, num_routed=3)
-    text, before = read(verifier(), made, tokens(expected))
+    text, before = read_texts(made, BATCH, tokens(expected))
     text.features.requires_grad_()
-    made.unroll(text, before[:, None], BLOCK).pow(2).sum().backward()
+    made.unroll(text, before, BLOCK).pow(2).sum().backward()
     reached = text.features.grad.abs().sum(-1) > 0
     visual = torch.nn.functional.pad(text.visual, (1, 0))[:, :-1]
     assert (reached & visual).sum(1).tolist() == [3, 3, 0, 3]
     places = torch.arange(reached.shape[1])
-    assert torch.equal(reached & ~visual, (places <= before[:, None]) & ~visual)
+    assert torch.equal(reached & ~visual, (places <= before) & ~visual)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(1.0, top_p=0.9)], ids=str)
+@pytest.mark.parametrize("form", FORMS)
+def test_samples_follow_the_verifier(form, sampling):
+    toy = TableBackbone(TABLES["verifier"], (EOS,))
+    torch.manual_seed(5)
+    made = RoutedHead(toy, form, num_layers=1, layers=()).eval()
+    made.log_draft_temperature.data.fill_(-0.7)  # any temperature of the drafts is exact
+    assert p_value(SpeculativeDecoder(toy, made, 2, LENGTH, sampling), sampling, samples=2000) > 0.01
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family(form, family, tmp_path):
+    backbone = load_backbone(save_standin(family, tmp_path))
+    backbone.eos_ids = ()
+    batch = [PROMPTS[key] for key in ("one image", "text", "images of many sizes", "images in the text")]
+    made = RoutedHead(backbone, form, num_layers=1, num_routed=4).eval()
+    found = SpeculativeDecoder(backbone, made, 4, 12).generate(batch)
+    assert tokens(found) == tokens(AutoregressiveDecoder(backbone, 12).generate(batch))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_trained_head_is_accepted(expected, form):
+    made = head(form)
+    first, last = fit(made, BATCH, tokens(expected), depth=3, steps=60, lr=5e-3)
+    assert last < 0.5 * first
+    answers = SpeculativeDecoder(verifier(), made.eval(), 3, NEW).generate(BATCH)
+    rounds = [entry for answer in answers for entry in answer.rounds]
+    assert sum(entry.accepted for entry in rounds) > 0.5 * len(rounds)
 
 
 def test_drafts_are_sampled_from_what_is_reported():
