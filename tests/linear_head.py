@@ -33,7 +33,7 @@ class LinearHead(DraftHead):
     def restrict(self, ids):
         self.draft_ids = torch.tensor(ids)
 
-    def score(self, hidden):
+    def score(self, hidden, depths=None):
         logits = super().score(hidden)
         return logits if self.draft_ids is None else logits[..., self.draft_ids]
 

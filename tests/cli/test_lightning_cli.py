@@ -12,6 +12,7 @@ from data_modules.evaluation import SETS
 from tiger.cli import expand_configs, main
 from tiger.drafting.heads.methods import HEADS
 from tiger.drafting.lora import Lora
+from tiger.drafting.methods import METHODS as TRAINING_FREE
 from tiger.training import KDWarmStart
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -253,8 +254,10 @@ def test_benchmark_configs_parse(path):
     parser.add_argument("--config", action=ActionConfigFile)
     parser.add_function_arguments(benchmark)
     resolved = parser.parse_args(expand_configs(configs(path)))
-    is_tiny = path.stem in {"demo_benchmark", "tiny_benchmark"}
-    assert set(resolved.decoders) == ({"vanilla", "kd", "kd_continued", "tiger"} if is_tiny else {"vanilla"})
+    stages = {"vanilla", "kd", "kd_continued", "tiger"}
+    compared = {"vanilla", "tiger", *METHODS, *TRAINING_FREE}
+    decoders = {"demo_benchmark": stages, "tiny_benchmark": stages, "compare_benchmark": compared}
+    assert set(resolved.decoders) == decoders.get(path.stem, {"vanilla"})
     assert list(resolved.temperatures) == [0.0, 1.0]
     names = [resolved.dataset] if isinstance(resolved.dataset, str) else resolved.dataset
     assert {name.partition("@")[0] for name in names} <= set(SETS)

@@ -68,7 +68,7 @@ def plain(backbone, example, layer=None):
 def test_a_prediction_is_judged_where_the_verifier_predicts_the_same_token(verifier, layers):
     built = task(verifier, head={"layers": layers}, feature_weight=1.0, ce_weight=0.5)
     batch = examples(6, 3)
-    found, depths, _ = built.judge(batch, 0)
+    found, depths, *_ = built.judge(batch, 0)
     expected = []
     for example in batch:
         hidden, embeddings, entered = plain(built.verifier, example, 1)
@@ -89,7 +89,7 @@ def test_loss_is_the_weighted_mean_and_its_parts_are_logged(verifier):
     built = task(verifier, soft_ce_weight=0.25, tv_weight=20.0, list_mle_weight=0.1, decay=0.5)
     batch = examples(6, 3)
     loss = built.training_step(Batch(batch), 0)
-    terms, depths, _ = built.judge(batch, 0)
+    terms, depths, *_ = built.judge(batch, 0)
     means = (terms[:, :3] * 0.5 ** depths[:, None]).sum(0) / (0.5**depths).sum()
     assert list(built.weights) == ["soft_ce", "tv", "list_mle"]
     assert loss.item() == pytest.approx(float(means @ torch.tensor([0.25, 20.0, 0.1])), rel=1e-5)
@@ -115,7 +115,7 @@ def test_only_ids_of_the_draft_vocabulary_count(verifier):
     said = whole.verifier.logits(hidden).argmax(-1)
     ids = sorted({*range(50), int(said[0])} - {int(said[1])})
     built = task(verifier, head={"ids": ids}, depth=1)
-    terms, _, marks = built.judge(batch, 0)
+    terms, _, marks, _ = built.judge(batch, 0)
     kept = torch.isin(said, torch.tensor(ids))
     assert 0 < kept.sum() < len(kept)
     assert torch.equal(terms[:, -1] > 0, kept)

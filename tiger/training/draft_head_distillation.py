@@ -264,10 +264,11 @@ class DraftHeadDistillation(DraftTask):
             hidden = self.drafter.unroll(text, roots, self.depth)
         index, valid = answer_places([len(lesson.hidden) for lesson in lessons], anchors, self.depth)
         targets = teacher_rows([lesson.hidden for lesson in lessons], anchors, self.depth)
-        terms = chunked(self._terms, hidden[valid], targets[valid], vocab_size=self.verifier.vocab_size)
+        depths = torch.arange(self.depth, device=self.device).expand(valid.shape)[valid]
+        inputs = hidden[valid], targets[valid], depths
+        terms = chunked(self._terms, *inputs, vocab_size=self.verifier.vocab_size)
         judged = valid.clone()
         judged[valid] = terms[:, -1] > 0
-        depths = torch.arange(self.depth, device=self.device).expand(valid.shape)[valid]
         return terms, depths, supervised_tokens(starts, text.lengths, index, judged), guide
 
     def guide(self, routes: HeadRoutes, lessons: list[HeadLesson], anchors: Tensor) -> Tensor:
@@ -289,14 +290,15 @@ class DraftHeadDistillation(DraftTask):
         draws = torch.rand(row.features.shape, generator=generator, device=self.device) - 0.5
         return replace(row, features=row.features + (width * draws).to(row.features.dtype))
 
-    def _terms(self, student: Tensor, teacher: Tensor) -> Tensor:
+    def _terms(self, student: Tensor, teacher: Tensor, depths: Tensor) -> Tensor:
         """Losses of predictions and whether they count [P, losses + 1].
 
         Args:
             student: Hidden states of the head [P, D].
             teacher: Final hidden states of the verifier [P, D].
+            depths: Tokens between root and prediction [P].
         """
-        scores, logits = self.drafter.score(student), self.verifier.logits(teacher)
+        scores, logits = self.drafter.score(student, depths), self.verifier.logits(teacher)
         counts = torch.ones(len(logits), dtype=torch.bool, device=logits.device)
         if (ids := self.drafter.draft_ids) is not None:
             counts, logits = torch.isin(logits.argmax(-1), ids), logits[:, ids]

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache
 
-from tiger.backbones.base import Assembled, Backbone, ModelInputs, Prompt, VisualBank, assemble
+from tiger.backbones.bank import VisualBank
+from tiger.backbones.base import Assembled, Backbone, ModelInputs, Prompt, assemble
 from tiger.backbones.branches import Branches, additive
 from tiger.backbones.grids import Grid
 

@@ -157,7 +157,7 @@ class Eagle3(DraftHead):
         """Places of the beams."""
         return self.tree.scratch(block_size)
 
-    def score(self, hidden: Tensor) -> Tensor:
+    def score(self, hidden: Tensor, depths: Tensor | None = None) -> Tensor:
         """Logits [..., V'] of the head's hidden states [..., D]."""
         logits: Tensor = self.lm_head(self.norm(hidden))
         return logits

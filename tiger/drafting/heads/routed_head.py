@@ -20,7 +20,6 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import (
     LlamaMLP,
     LlamaRMSNorm,
-    LlamaRotaryEmbedding,
     apply_rotary_pos_emb,
 )
 
@@ -28,11 +27,11 @@ from tiger.backbones.base import Backbone
 from tiger.decoding.acceptance import draw
 from tiger.drafting.base import TokenTree
 from tiger.drafting.heads.base import DraftHead, HeadState, HeadText
-from tiger.drafting.heads.layers import layer_config, next_positions
+from tiger.drafting.heads.layers import Rope, layer_config, next_positions
 from tiger.routing.router import Router
 
 Form = Literal["parallel", "autoregressive"]
-Rope = tuple[Tensor, Tensor]
+Rotation = tuple[Tensor, Tensor]
 
 
 @dataclass
@@ -73,13 +72,13 @@ class BlockReader(nn.Module):
     def _heads(self, states: Tensor) -> Tensor:
         return states.view(*states.shape[:2], -1, self.head_dim).transpose(1, 2)
 
-    def keys_values(self, states: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
+    def keys_values(self, states: Tensor, rope: Rotation) -> tuple[Tensor, Tensor]:
         """Keys and values [B, H, T, head_dim] of normalised states [B, T, D]."""
         keys = self._heads(self.k_proj(states))
         rotated: Tensor = apply_rotary_pos_emb(keys, keys, *rope)[1]
         return rotated, self._heads(self.v_proj(states))
 
-    def forward(self, block: Tensor, rope: Rope, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, block: Tensor, rope: Rotation, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
         """Reads a block [B, Q, D] with keys and values [B, H, T, head_dim] under a mask [B, 1, Q, T]."""
         queries = self._heads(self.q_proj(self.attention_norm(block)))
         queries = apply_rotary_pos_emb(queries, queries, *rope)[0]
@@ -135,11 +134,14 @@ class RoutedHead(DraftHead):
         self.context_norm = LlamaRMSNorm(width, config.rms_norm_eps)
         self.readers = nn.ModuleList(BlockReader(config) for _ in range(num_layers))
         self.norm = LlamaRMSNorm(width, config.rms_norm_eps)
-        self.rope = LlamaRotaryEmbedding(config)
+        self.rope = Rope(config)
         self.mask_embedding = nn.Parameter(torch.zeros(width))
         self.opening = nn.Linear(2 * width, width, bias=False)
         self.router = Router(width)
         self.log_draft_temperature = nn.Parameter(torch.zeros(()), requires_grad=False)
+
+    def _readers(self) -> list[BlockReader]:
+        return [reader for reader in self.readers if isinstance(reader, BlockReader)]
 
     def temper(self, logits: Tensor) -> Tensor:
         """The logits [..., V] that drafts are sampled by, from those of the head."""
@@ -209,7 +211,7 @@ class RoutedHead(DraftHead):
         far = self.rope(context, places.expand(batch, -1))
         near = self.rope(context, steps.flatten(1))
         hidden = block.flatten(1, 2)
-        for reader in self.readers:
+        for reader in self._readers():
             old = reader.keys_values(context, far)
             new = reader.keys_values(reader.attention_norm(hidden), near)
             keys, values = (torch.cat(pair, dim=2) for pair in zip(old, new, strict=True))
@@ -232,7 +234,7 @@ class RoutedHead(DraftHead):
         assert cache is not None
         context = self.context(text.features)
         rope = self.rope(context, next_positions(cache, context.shape[1]))
-        for reader, layer in zip(self.readers, cache.layers, strict=True):
+        for reader, layer in zip(self._readers(), cache.layers, strict=True):
             layer.update(*reader.keys_values(context, rope))
         cache.commit(text.lengths)
         if not state.notes:
@@ -296,7 +298,7 @@ class RoutedHead(DraftHead):
         seen = ~pad(hidden, (0, width - hidden.shape[1]))[:, None, None]
         mask = seen.expand(-1, 1, count, -1) if mask is None else mask & seen
         rope = self.rope(block, next_positions(cache, count))
-        for reader, layer in zip(self.readers, cache.layers, strict=True):
+        for reader, layer in zip(self._readers(), cache.layers, strict=True):
             keys, values = layer.update(*reader.keys_values(reader.attention_norm(block), rope))
             block = reader(block, rope, keys, values, mask)
         states: Tensor = self.norm(block)
