@@ -18,7 +18,7 @@ class Table:
     def embed(self, tokens):
         return torch.eye(len(self.rows))[tokens]
 
-    def score(self, hidden):
+    def score(self, hidden, depths=None):
         return (hidden @ self.rows).log()
 
     def step(self, embeddings, features, positions, mask, cache):

@@ -68,7 +68,7 @@ def plain(backbone, example, layer=None):
 def test_a_prediction_is_judged_where_the_verifier_predicts_the_same_token(verifier, layers):
     built = task(verifier, head={"layers": layers}, feature_weight=1.0, ce_weight=0.5)
     batch = examples(6, 3)
-    found, depths, *_ = built.judge(batch, 0)
+    found = built.judge(batch, 0)
     expected = []
     for example in batch:
         hidden, embeddings, entered = plain(built.verifier, example, 1)
@@ -80,23 +80,54 @@ def test_a_prediction_is_judged_where_the_verifier_predicts_the_same_token(verif
                 said, state = built.drafter.steps[depth](known), hidden[first + root + depth]
                 q, p = (built.verifier.logits(x).log_softmax(-1) for x in (said, state))
                 values = [-(p.exp() * q).sum(), -q[p.argmax()], F.smooth_l1_loss(said, state)]
-                expected.append([*values, torch.tensor(1.0), torch.tensor(float(depth))])
+                expected.append([*values, torch.tensor(float(depth))])
     expected = torch.stack([torch.stack(row) for row in expected])
-    torch.testing.assert_close(torch.cat([found, depths[:, None]], 1), expected, atol=1e-4, rtol=1e-4)
+    given = torch.cat([found.losses, found.depths[:, None]], 1)
+    torch.testing.assert_close(given, expected, atol=1e-4, rtol=1e-4)
+    assert found.counts.all()
 
 
 def test_loss_is_the_weighted_mean_and_its_parts_are_logged(verifier):
     built = task(verifier, soft_ce_weight=0.25, tv_weight=20.0, list_mle_weight=0.1, decay=0.5)
     batch = examples(6, 3)
     loss = built.training_step(Batch(batch), 0)
-    terms, depths, *_ = built.judge(batch, 0)
-    means = (terms[:, :3] * 0.5 ** depths[:, None]).sum(0) / (0.5**depths).sum()
+    judged = built.judge(batch, 0)
+    factors = 0.5**judged.depths
+    means = (judged.losses * factors[:, None]).sum(0) / factors.sum()
     assert list(built.weights) == ["soft_ce", "tv", "list_mle"]
     assert loss.item() == pytest.approx(float(means @ torch.tensor([0.25, 20.0, 0.1])), rel=1e-5)
     assert built.logged["loss/total"] == loss.item()
     assert [built.logged[f"loss/{name}"] for name in built.weights] == pytest.approx(means.tolist(), rel=1e-5)
     tokens = sum(len(built.verifier.prepare(e.prompt).ids) + len(e.response) - 1 for e in batch)
     assert built.logged["loss/supervised_share"] == pytest.approx((5 + 2) / tokens)
+
+
+def test_the_expected_prefix_is_that_of_drafting_along_the_answer(verifier):
+    """Drafts drawn from the head, tested by the verifier; every accepted one is on the answer."""
+    built = task(verifier, soft_ce_weight=0.0, prefix_weight=2.0)
+    batch = examples(6, 3)
+    loss = built.training_step(Batch(batch), 0)
+    expected = []
+    for lesson, example in zip(built.head_lessons(batch), batch, strict=True):
+        roots = torch.arange(lesson.start, lesson.start + 5)[None]
+        hidden = built.drafter.unroll(
+            built.drafter.text([lesson.row]), roots.clamp_max(len(lesson.row.tokens) - 1), 3
+        )
+        for root in range(5):
+            total, alive = 0.0, 1.0
+            for depth in range(3):
+                place = root + depth
+                if place >= len(example.response) - 1:
+                    break
+                q = built.drafter.score(hidden[0, root, depth]).softmax(-1)
+                p = built.verifier.logits(lesson.hidden[place]).softmax(-1)
+                alive = alive * float(torch.minimum(p, q).sum())
+                total += alive
+            expected.append(total)
+    mean = sum(expected) / len(expected)
+    assert mean > 0
+    assert built.logged["reward/expected_prefix"] == pytest.approx(mean, rel=1e-4)
+    assert loss.item() == pytest.approx(-2.0 * mean, rel=1e-4)
 
 
 def test_losses_of_heads():
@@ -115,18 +146,18 @@ def test_only_ids_of_the_draft_vocabulary_count(verifier):
     said = whole.verifier.logits(hidden).argmax(-1)
     ids = sorted({*range(50), int(said[0])} - {int(said[1])})
     built = task(verifier, head={"ids": ids}, depth=1)
-    terms, _, marks, _ = built.judge(batch, 0)
+    judged = built.judge(batch, 0)
     kept = torch.isin(said, torch.tensor(ids))
     assert 0 < kept.sum() < len(kept)
-    assert torch.equal(terms[:, -1] > 0, kept)
-    assert int(torch.cat(marks).sum()) == int(kept.sum())
+    assert torch.equal(judged.counts > 0, kept)
+    assert int(torch.cat(judged.marks).sum()) == int(kept.sum())
     student = []  # the same predictions, by hand
     for lesson, length in zip(built.head_lessons(batch), (6, 3), strict=True):
         roots = torch.arange(lesson.start, lesson.start + length - 1)[None]
         student.append(built.drafter.unroll(built.drafter.text([lesson.row]), roots, 1)[0, :, 0])
     targets = built.verifier.logits(hidden)[:, ids].softmax(-1)
     expected = F.cross_entropy(built.drafter.score(torch.cat(student)), targets, reduction="none")
-    torch.testing.assert_close(terms[:, 0], expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(judged.losses[:, 0], expected, atol=1e-4, rtol=1e-4)
     loss = built.training_step(Batch(batch), 0)
     torch.testing.assert_close(loss, expected[kept].mean(), atol=1e-4, rtol=1e-4)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from tiger.training.block_attention import over_blocks
 from tiger.training.draft_vocabulary import frequent_ids
 from tiger.training.head_lessons import HeadLesson, read_head_lessons
 from tiger.training.kd_warm_start import answer_places, teacher_rows
-from tiger.training.losses import ce, chunked, guidance, list_mle, soft_ce, tv
+from tiger.training.losses import ce, chunked, guidance, list_mle, overlap, soft_ce, tv
 from tiger.training.ranks import global_mean
 from tiger.training.supervision import check_supervision, supervised_tokens
 from tiger.training.views import recalled
@@ -36,6 +36,27 @@ SCORED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "list_mle": list_mle,
 }
 NOISE_LENGTH = 512  # text length at which `noise` is the width itself
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What the verifier makes of all predictions P behind the roots of a step.
+
+    Attributes:
+        losses: Losses of each prediction [P, losses], in the order of the task's `weights`.
+        counts: Whether it counts [P], 0 or 1.
+        depths: Tokens between it and its root [P].
+        marks: Which tokens [T] of each text, but its first, are supervised.
+        guide: How far the router is from where the verifier looks [roots]; None where nothing is guided.
+        prefix: Expected accepted tokens of each block [B, A]; None where they are not asked for.
+    """
+
+    losses: Tensor
+    counts: Tensor
+    depths: Tensor
+    marks: list[Tensor]
+    guide: Tensor | None
+    prefix: Tensor | None
 
 
 class DraftHeadDistillation(DraftTask):
@@ -54,6 +75,10 @@ class DraftHeadDistillation(DraftTask):
         tv_weight: Weight of the total variation distance, half of sum_v |q - p|.
         feature_weight: Weight of the smooth L1 distance to the verifier's final hidden states.
         list_mle_weight: Weight of the likelihood of its order of the ten likeliest tokens.
+        prefix_weight: Weight of the expected number of accepted tokens of a block, which is raised:
+            sum_u prod_{i<=u} alpha_i, alpha_i being the chance that a token drawn at place i is accepted.
+            This is acceptance alignment without rollouts (ours): what is accepted lies on the verifier's own
+            answer, where every alpha_i is known. It also teaches a routed head its draft temperature.
         decay: Factor of a place's weight for each token between it and the root.
         guidance_weight: Weight of block attention guidance for the router of a routed head.
         guidance_layers: Last verifier layers whose attention guides it, 1 or more.
@@ -88,6 +113,7 @@ class DraftHeadDistillation(DraftTask):
         tv_weight: float = 0.0,
         feature_weight: float = 0.0,
         list_mle_weight: float = 0.0,
+        prefix_weight: float = 0.0,
         decay: float = 1.0,
         guidance_weight: float = 0.0,
         guidance_layers: int = 4,
@@ -116,8 +142,9 @@ class DraftHeadDistillation(DraftTask):
             "list_mle": list_mle_weight,
             "feature": feature_weight,
         }
-        if min(weights.values()) < 0 or not any(weights.values()):
-            raise ValueError(f"The loss weights are {weights}; give none below 0 and one or more above.")
+        given = weights | {"prefix": prefix_weight}
+        if min(given.values()) < 0 or not any(given.values()):
+            raise ValueError(f"The loss weights are {given}; give none below 0 and one or more above.")
         if (depth is not None and depth < 1) or not 0 < decay <= 1 or noise < 0:
             raise ValueError(
                 f"depth {depth} must be 1 or more, decay {decay} above 0 and at most 1, noise {noise} not "
@@ -157,6 +184,8 @@ class DraftHeadDistillation(DraftTask):
             raise ValueError(f"Head {options.method!r} has no router to guide; set guidance_weight 0.")
         if options.init_from:
             load_weights(head, Path(options.init_from))
+        if isinstance(head, RoutedHead):
+            head.log_draft_temperature.requires_grad_(bool(options.prefix_weight))
         return head.float().train()
 
     def shard_models(self) -> None:
@@ -219,33 +248,28 @@ class DraftHeadDistillation(DraftTask):
         Raises:
             ValueError: If no token, or every token, of an epoch's first batch is supervised.
         """
-        size = len(batch.examples)
-        terms, depths, marks, guide = self.judge(batch.examples, batch_idx)
+        size, judged = len(batch.examples), self.judge(batch.examples, batch_idx)
         if batch_idx == 0:
-            check_supervision(torch.cat(marks))
-        share = global_mean(torch.cat(marks).float())
+            check_supervision(torch.cat(judged.marks))
+        share = global_mean(torch.cat(judged.marks).float())
         self.log("loss/supervised_share", share, batch_size=size, sync_dist=True)
-        importance = float(self.options.decay) ** depths * terms[:, -1].detach()
-        means = global_mean(terms[:, :-1] * importance[:, None], importance.sum())
+        importance = float(self.options.decay) ** judged.depths * judged.counts
+        means = global_mean(judged.losses * importance[:, None], importance.sum())
         for name, mean in zip(self.weights, means, strict=True):
             self.log(f"loss/{name}", mean, batch_size=size, sync_dist=True)
         loss = (means * means.new_tensor(list(self.weights.values()))).sum()
-        if guide is not None:
-            self.log("loss/guidance", guide.mean(), batch_size=size, sync_dist=True)
-            loss = loss + self.options.guidance_weight * guide.mean()
+        if judged.guide is not None:
+            self.log("loss/guidance", judged.guide.mean(), batch_size=size, sync_dist=True)
+            loss = loss + self.options.guidance_weight * judged.guide.mean()
+        if judged.prefix is not None:
+            expected = global_mean(judged.prefix.flatten())
+            self.log("reward/expected_prefix", expected, batch_size=size, prog_bar=True, sync_dist=True)
+            loss = loss - self.options.prefix_weight * expected
         self.log("loss/total", loss, batch_size=size, prog_bar=True, sync_dist=True)
         return loss
 
-    def judge(
-        self, examples: list[Example], batch_index: int
-    ) -> tuple[Tensor, Tensor, list[Tensor], Tensor | None]:
-        """Judges all predictions behind the roots of a step.
-
-        Returns:
-            Losses of each prediction, in the order of `weights`, and whether it counts [P, losses + 1];
-            tokens between it and its root [P]; which tokens of each text, but its first, are supervised;
-            how far the router is from where the verifier looks [roots], None where nothing is guided.
-        """
+    def judge(self, examples: list[Example], batch_index: int) -> Judged:
+        """Judges all predictions behind the roots of a step."""
         lessons = self.head_lessons(examples)
         generators = self.generators(examples, batch_index)
         anchors = self.anchors(examples, generators)
@@ -267,9 +291,15 @@ class DraftHeadDistillation(DraftTask):
         depths = torch.arange(self.depth, device=self.device).expand(valid.shape)[valid]
         inputs = hidden[valid], targets[valid], depths
         terms = chunked(self._terms, *inputs, vocab_size=self.verifier.vocab_size)
+        counts, chances = terms[:, -1].detach(), terms[:, -2]
         judged = valid.clone()
-        judged[valid] = terms[:, -1] > 0
-        return terms, depths, supervised_tokens(starts, text.lengths, index, judged), guide
+        judged[valid] = counts > 0
+        prefix: Tensor | None = None
+        if self.options.prefix_weight:
+            placed = torch.zeros(valid.shape, device=self.device).masked_scatter(valid, chances * counts)
+            prefix = placed.cumprod(-1).sum(-1)
+        marks = supervised_tokens(starts, text.lengths, index, judged)
+        return Judged(terms[:, : len(self.weights)], counts, depths, marks, guide, prefix)
 
     def guide(self, routes: HeadRoutes, lessons: list[HeadLesson], anchors: Tensor) -> Tensor:
         """Cross-entropy of the router's scores with where the verifier looks while it writes each block."""
@@ -291,12 +321,15 @@ class DraftHeadDistillation(DraftTask):
         return replace(row, features=row.features + (width * draws).to(row.features.dtype))
 
     def _terms(self, student: Tensor, teacher: Tensor, depths: Tensor) -> Tensor:
-        """Losses of predictions and whether they count [P, losses + 1].
+        """Losses of predictions, chances of a token drawn there to be accepted, and whether they count.
 
         Args:
             student: Hidden states of the head [P, D].
             teacher: Final hidden states of the verifier [P, D].
             depths: Tokens between root and prediction [P].
+
+        Returns:
+            Columns [P, losses + 2]; chances are 0 where they are not asked for.
         """
         scores, logits = self.drafter.score(student, depths), self.verifier.logits(teacher)
         counts = torch.ones(len(logits), dtype=torch.bool, device=logits.device)
@@ -305,4 +338,8 @@ class DraftHeadDistillation(DraftTask):
         values = [SCORED[name](logits, scores) for name in self.weights if name in SCORED]
         if "feature" in self.weights:
             values.append(F.smooth_l1_loss(student.float(), teacher.float(), reduction="none").mean(-1))
-        return torch.stack([*values, counts.float()], -1)
+        chance = torch.zeros(len(logits), device=logits.device)
+        if self.options.prefix_weight:
+            drafts = self.drafter.temper(scores) if isinstance(self.drafter, RoutedHead) else scores
+            chance = overlap(logits, drafts)
+        return torch.stack([*values, chance, counts.float()], -1)

@@ -60,7 +60,7 @@ def describe(task: DraftHeadDistillation, example: Example) -> str:
     Raises:
         ValueError: If no token is supervised.
     """
-    (marks,) = task.judge([example], 0)[2]
+    (marks,) = task.judge([example], 0).marks
     (lesson,) = task.head_lessons([example])
     tokenizer = task.verifier.tokenizer
     lines = [f"{example.prompt.id} ({example.source}, {example.tag}), without its first token:"]
