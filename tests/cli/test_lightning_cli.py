@@ -53,6 +53,12 @@ def pair(tmp_path_factory):
     return save_pair(tmp_path_factory.mktemp("pair"))
 
 
+@pytest.fixture(scope="module")
+def deep_pair(tmp_path_factory):
+    """With layers enough for the features of every head."""
+    return save_pair(tmp_path_factory.mktemp("deep_pair"), layers=4)
+
+
 def configs(*paths):
     return [word for path in paths for word in ("--config", str(path))]
 
@@ -116,14 +122,19 @@ def test_every_draft_head_has_a_stage():
 
 
 @pytest.mark.parametrize("name", [name for name, method in sorted(METHODS.items()) if method in HEADS])
-def test_every_head_trains(name, pair, tmp_path, monkeypatch):
+def test_every_head_trains(name, deep_pair, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    path, own = CONFIGS / f"experiment/tiny_{name}.yaml", [word for word in pair if ".drafter=" not in word]
-    cli = run(
-        "fit", *configs(path), *own, "--trainer.fast_dev_run=true", "--trainer.enable_progress_bar=false"
+    path, own = (
+        CONFIGS / f"experiment/tiny_{name}.yaml",
+        [word for word in deep_pair if ".drafter=" not in word],
     )
+    cli = run("fit", *configs(path), *own, "--trainer.max_steps=1", "--trainer.val_check_interval=1",
+              "--trainer.enable_progress_bar=false")  # fmt: skip
     assert cli.model.drafter.method == METHODS[name]
     assert "accept/length" in cli.trainer.callback_metrics
+    notes = json.loads((tmp_path / f"runs/tiny_{name}/drafter/head.json").read_text())
+    assert (notes["method"], notes["step"]) == (METHODS[name], 1)
+    assert notes["training_seconds"] > 0
 
 
 def test_a_run_leaves_config_provenance_checkpoint_and_drafter(pair, tmp_path, monkeypatch):

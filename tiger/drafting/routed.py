@@ -124,6 +124,11 @@ class RoutedDrafter(nn.Module):
         """The logits [..., V] that drafts are sampled by, of hidden states [..., D]."""
         return self.temper(self.backbone.logits(hidden))
 
+    @property
+    def viewer(self) -> Backbone:
+        """The model whose visual tokens routes count."""
+        return self.backbone
+
     def compile_steps(self) -> None:
         """Drafts with compiled steps from now on; to be called where the drafter is going to run.
 

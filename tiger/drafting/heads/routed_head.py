@@ -140,6 +140,11 @@ class RoutedHead(DraftHead):
         self.router = Router(width)
         self.log_draft_temperature = nn.Parameter(torch.zeros(()), requires_grad=False)
 
+    @property
+    def viewer(self) -> Backbone:
+        """The model whose visual tokens routes count."""
+        return self.verifier
+
     def _readers(self) -> list[BlockReader]:
         return [reader for reader in self.readers if isinstance(reader, BlockReader)]
 
