@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from tiger.backbones.bank import VisualBank
 from tiger.backbones.base import Backbone, ModelInputs, Prompt
-from tiger.decoding.acceptance import Sampling, draw
+from tiger.decoding.acceptance import Sampling
 from tiger.decoding.records import PhaseTimer
 from tiger.drafting.base import Reading, TokenTree
+from tiger.drafting.chain import Chain
 from tiger.drafting.compiled import ROOM, CompiledSteps
 from tiger.drafting.reader import Reader
 from tiger.routing.router import Router
@@ -319,23 +320,13 @@ class RoutedDrafter(nn.Module):
 
     def _draft(self, state: RoutedState, reader: Reader, hidden: Tensor, block_size: int) -> TokenTree:
         """Draws a chain token by token; `reader` stands behind the root."""
-        tokens, probabilities = [], []
+        chain = Chain(state.sampling, state.generators, self.temper)
         if self.compiled is None:
             read = reader.chain(self.backbone, block_size - 1)
         else:
             read = self.compiled.chain(reader, block_size - 1)
         for step in range(block_size):
-            logits = self.backbone.logits(hidden)
-            if state.sampling.is_greedy:
-                chosen = logits.argmax(-1)
-            else:
-                probability = state.sampling.probabilities(self.temper(logits))
-                picks = [draw(row, g) for row, g in zip(probability, state.generators, strict=True)]
-                chosen = torch.tensor(picks, device=logits.device)
-                probabilities.append(probability)
-            tokens.append(chosen)
+            chosen = chain.write(self.backbone.logits(hidden))
             if step < block_size - 1:
                 hidden = read(chosen)
-        return TokenTree(
-            torch.stack(tokens, 1), probabilities=torch.stack(probabilities, 1) if probabilities else None
-        )
+        return chain.tree()

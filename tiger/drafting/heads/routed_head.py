@@ -24,8 +24,8 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from tiger.backbones.base import Backbone
-from tiger.decoding.acceptance import draw
 from tiger.drafting.base import TokenTree
+from tiger.drafting.chain import Chain
 from tiger.drafting.heads.base import DraftHead, HeadState, HeadText
 from tiger.drafting.heads.layers import Rope, layer_config, next_positions
 from tiger.routing.router import Router
@@ -266,30 +266,19 @@ class RoutedHead(DraftHead):
         """Drafts behind roots [B, D]; prompt places `hidden` [B, P] are not seen."""
         cache = state.cache
         assert cache is not None
-        tokens, probabilities, batch = list[Tensor](), list[Tensor](), len(roots)
-        embedded = roots[:, None]
+        chain, batch = Chain(state.sampling, state.generators, self.temper), len(roots)
         if self.form == "parallel":
-            embedded = self.block(roots, self.mask_embedding.expand(batch, block_size, -1))
-            logits = self.score(self._read(state, embedded, hidden)[:, 1:])
-        for step in range(block_size):
-            if self.form == "autoregressive":
-                logits = self.score(self._read(state, embedded, hidden))
-                cache.commit([1] * batch)
-            found = logits[:, step if self.form == "parallel" else 0]
-            if state.sampling.is_greedy:
-                chosen = found.argmax(-1)
-            else:
-                probability = state.sampling.probabilities(self.temper(found))
-                picks = [draw(row, g) for row, g in zip(probability, state.generators, strict=True)]
-                chosen = torch.tensor(picks, device=found.device)
-                probabilities.append(probability)
-            tokens.append(chosen)
+            block = self.block(roots, self.mask_embedding.expand(batch, block_size, -1))
+            for logits in self.score(self._read(state, block, hidden)[:, 1:]).unbind(1):
+                chain.write(logits)
+            return chain.tree()
+        embedded = roots[:, None]
+        for _ in range(block_size):
+            chosen = chain.write(self.score(self._read(state, embedded, hidden))[:, 0])
+            cache.commit([1] * batch)
             embedded = self.embed(chosen)[:, None]
-        if self.form == "autoregressive":
-            cache.commit([-block_size] * batch)
-        return TokenTree(
-            torch.stack(tokens, 1), probabilities=torch.stack(probabilities, 1) if probabilities else None
-        )
+        cache.commit([-block_size] * batch)
+        return chain.tree()
 
     def _read(self, state: HeadState, block: Tensor, hidden: Tensor) -> Tensor:
         """Hidden states [B, Q, D] of a block behind what is in the cache."""
