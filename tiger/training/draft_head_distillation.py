@@ -77,8 +77,8 @@ class DraftHeadDistillation(DraftTask):
         list_mle_weight: Weight of the likelihood of its order of the ten likeliest tokens.
         prefix_weight: Weight of the expected number of accepted tokens of a block, which is raised:
             sum_u prod_{i<=u} alpha_i, alpha_i being the chance that a token drawn at place i is accepted.
-            This is acceptance alignment without rollouts (ours): what is accepted lies on the verifier's own
-            answer, where every alpha_i is known. It also teaches a routed head its draft temperature.
+            This is acceptance alignment without rollouts (ours), along the verifier's own answer, where
+            greedy decoding accepts. It also teaches a routed head its draft temperature.
         decay: Factor of a place's weight for each token between it and the root.
         guidance_weight: Weight of block attention guidance for the router of a routed head.
         guidance_layers: Last verifier layers whose attention guides it, 1 or more.
