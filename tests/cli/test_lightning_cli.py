@@ -87,7 +87,8 @@ def test_every_config_parses(path, capsys):
 
 
 def test_every_folder_of_configs_is_tested():
-    methods = {"drafter"}  # no part of a fit; tests/drafting/test_training_free.py reads them
+    # No part of a fit; tests/drafting/test_training_free.py and tests/decoding/test_pruners.py read them.
+    methods = {"drafter", "pruner"}
     assert {path.parent.name for path in CONFIGS.rglob("*.yaml")} == set(BASES) | methods
 
 
