@@ -2,11 +2,13 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 COVERAGE := 90
+# The methods that `compare` trains: files configs/experiment/tiny_NAME.yaml.
+HEADS := medusa eagle2 eagle3 vispec specflash tiger_head tiger_parallel
 # Options given to every script in benchmarks/; empty for a full measurement.
 BENCH_FLAGS ?= --quick
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format types bench zoo tensorboard clean
+.PHONY: help setup demo compare test lint format types bench zoo tensorboard clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +29,16 @@ demo: $(STAMP) ## Train both stages on the tiny pair and benchmark the drafters 
 	$(PY) -m tiger fit --config configs/experiment/demo_kd_continued.yaml > runs/demo/kd_continued.log 2>&1 & \
 		control=$$!; $(PY) -m tiger fit --config configs/experiment/demo_align.yaml && wait $$control
 	$(PY) -m tiger benchmark --config configs/experiment/demo_benchmark.yaml
+
+compare: export OMP_NUM_THREADS := 1
+compare: $(STAMP) ## Train every draft head alike on the tiny verifier and benchmark all methods (an hour)
+	@mkdir -p runs/compare
+	# Two at a time, each on a core; the first ones leave the verifier's answers to the others.
+	@printf '%s\n' $(HEADS) | xargs -P 2 -I{} sh -c '$(PY) -m tiger fit \
+		--config configs/experiment/tiny_{}.yaml --trainer.enable_progress_bar=false \
+		--trainer.logger.init_args.save_dir=runs/compare --trainer.logger.init_args.name={} \
+		> runs/compare/{}.log 2>&1 && echo "trained {}" || { echo "{} failed, see runs/compare/{}.log"; exit 255; }'
+	$(PY) -m tiger benchmark --config configs/experiment/compare_benchmark.yaml
 
 test: export OMP_NUM_THREADS := 1
 test: lint types ## Lint, types, then the tests with coverage of tiger/ (at least 90 %)

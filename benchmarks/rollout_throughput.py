@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from tiger.backbones.base import ModelInputs, Prompt, VisualBank, assemble
+from tiger.backbones.bank import VisualBank
+from tiger.backbones.base import ModelInputs, Prompt, assemble
 from tiger.backbones.loading import load_backbone
 from tiger.decoding.autoregressive import AutoregressiveDecoder
 from tiger.drafting.blocks import Routes, Sampler, Texts, read_blocks, read_texts, route

@@ -11,11 +11,13 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
 from callbacks.run_folder import run_folder
+from tiger.drafting.heads.base import DraftHead
+from tiger.drafting.heads.saving import save_head
 from tiger.drafting.saving import save_drafter
 
 
 class ExportDrafter(Callback):
-    """Writes the drafter as a folder for `load_drafter`, `generate` and `benchmark`.
+    """Writes the drafter, or draft head, as a folder for `generate` and `benchmark`.
 
     Without a monitor the drafter is written at the end of training. With one it is written at each validation
     that improves the metric, and the end of training does not replace it.
@@ -70,9 +72,11 @@ class ExportDrafter(Callback):
         if not trainer.is_global_zero:
             return
         notes = {"step": trainer.global_step, "task": pl_module.stage}
+        notes |= {"training_seconds": round(pl_module.training_seconds, 1)}
         if self.monitor is not None and self.best is not None:
             notes |= {self.monitor: self.best}
-        replace_folder(target, lambda folder: save_drafter(drafter, folder, **notes))
+        save = save_head if isinstance(drafter, DraftHead) else save_drafter
+        replace_folder(target, lambda folder: save(drafter, folder, **notes))
 
 
 def replace_folder(target: Path, write: Callable[[Path], None]) -> None:

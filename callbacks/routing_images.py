@@ -12,6 +12,7 @@ from PIL import Image, ImageDraw
 from callbacks.run_folder import tensorboard
 from tiger.backbones.grids import Grid, locate
 from tiger.decoding.records import Generation, Round
+from tiger.report.trace_page import grids_of
 
 COLOUR = (255, 64, 32)
 GAP = 6
@@ -56,8 +57,8 @@ class RoutingImages(Callback):
             if self.drawn >= self.num_examples or not rounds or len(example.prompt.images) != 1:
                 continue
             drafter: Any = pl_module.drafter
-            _, (bank,) = drafter.encode([example.prompt])
-            strip = draw_rounds(example.prompt.images[0], bank.grids, rounds, self.scale)
+            grids = grids_of(drafter.viewer, example.prompt)
+            strip = draw_rounds(example.prompt.images[0], grids, rounds, self.scale)
             writer.add_image(
                 f"router/{self.drawn}", np.asarray(strip), trainer.global_step, dataformats="HWC"
             )

@@ -12,7 +12,7 @@ import yaml
 import tiger
 
 VERBS = {
-    "fit": "Train a drafter: KD warm-start or acceptance alignment.",
+    "fit": "Train a drafter or draft head: KD warm-start, acceptance alignment or head distillation.",
     "validate": "Decode the validation split with a drafter in training.",
     "test": "Decode the test split with a drafter in training.",
     "predict": "Decode the prediction split and return the generations.",
@@ -25,6 +25,7 @@ DATA = {
     "build": "Build the mixture of a recipe: manifest.json and report.md.",
     "report": "Print what a built mixture was made of.",
     "verify": "Rebuild a mixture and compare it with its manifest.",
+    "preview": "Print a training example of a draft head with the supervised tokens marked.",
     "cache-teacher": "Keep the verifier's likeliest tokens and its attention along the training answers.",
 }
 PROGRAM = "python -m tiger"
@@ -104,6 +105,10 @@ def _data(words: list[str]) -> Any:
         from tiger.training.cache_teacher import cache_teacher
 
         return cache_teacher(options)
+    if name == "preview":
+        from tiger.training.preview import preview
+
+        return preview(options)
     from data_modules.verbs import build, report, verify
 
     return {"build": build, "report": report, "verify": verify}[name](options)

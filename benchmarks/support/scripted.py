@@ -39,6 +39,8 @@ class ScriptedDrafter:
         accepted: Right tokens per block.
     """
 
+    feature_layers: tuple[int, ...] = ()
+
     def __init__(self, inner: RoutedDrafter, accepted: int) -> None:
         self.inner, self.backbone, self.accepted = inner, inner.backbone, accepted
         self.num_nodes, self.begin, self.observe = inner.num_nodes, inner.begin, inner.observe

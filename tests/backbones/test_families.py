@@ -283,6 +283,18 @@ def test_more_routed_tokens_than_the_bank_holds_are_all_of_it(pair):
         assert all(entry.route == expected for entry in answer.rounds)
 
 
+@pytest.mark.parametrize("selector", ["sparsevlm", "vispruner"])
+def test_greedy_with_a_pruner_as_selector(pair, selector):
+    drafter = pair.drafter(selector=selector, layout="suffix", num_routed=5)
+    routes = set()
+    for prompts in (pair.batch, [PROMPTS["one image"]]):
+        banks = drafter.encode(prompts)[1]
+        for bank, answer in zip(banks, pair.check(drafter, 4, prompts), strict=True):
+            assert all(len(entry.route) == min(5, len(bank)) for entry in answer.rounds)
+            routes |= {tuple(entry.route) for entry in answer.rounds if answer.id == "one image"}
+    assert selector == "sparsevlm" or len(routes) == 1  # which reads no text
+
+
 @pytest.mark.parametrize("task", [KDWarmStart, AcceptanceAlignment])
 def test_the_gradient_reaches_the_router(pair, task):
     """In both stages, with guidance carried from the verifier's visual grids to the drafter's."""

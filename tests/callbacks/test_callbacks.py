@@ -26,7 +26,8 @@ from callbacks.accepted_length import lengths
 from callbacks.provenance import git_state
 from callbacks.routing_images import COLOUR, draw_rounds
 from data_modules.collate import Batch, Example
-from tiger.backbones.base import Prompt, VisualBank
+from tiger.backbones.bank import VisualBank
+from tiger.backbones.base import Prompt
 from tiger.backbones.grids import Grid
 from tiger.decoding.records import Generation, Round
 
@@ -38,9 +39,13 @@ class Bank4x4(torch.nn.Module):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.ones(2))
 
-    def encode(self, prompts):
-        bank = VisualBank(torch.zeros(16, 2), torch.zeros(3, 16), (), (Grid(1, 4, 4),))
-        return [None], [bank]
+    viewer = property(lambda self: self)
+
+    def prepare(self, prompt):
+        return None
+
+    def encode(self, inputs):
+        return [VisualBank(torch.zeros(16, 2), torch.zeros(3, 16), (), (Grid(1, 4, 4),))]
 
 
 class Toy(LightningModule):
@@ -52,6 +57,8 @@ class Toy(LightningModule):
         self.quality = [1.0, 3.0, 2.0]
 
     stage = "Toy"
+
+    training_seconds = 12.34
 
     def whole_drafter(self):
         return self.drafter
@@ -214,7 +221,7 @@ def test_drafter_is_exported_at_the_end_and_replaced_as_a_whole(tmp_path, saved)
     stale.mkdir()
     (stale / "stale").touch()
     fit(tmp_path, ExportDrafter())
-    assert saved == [{"step": 3, "task": "Toy"}]
+    assert saved == [{"step": 3, "task": "Toy", "training_seconds": 12.3}]
     assert [path.name for path in stale.iterdir()] == ["weights"]
     assert not [path for path in tmp_path.iterdir() if path.suffix in {".tmp", ".old"}]
 

@@ -10,11 +10,24 @@ from PIL import Image
 
 from data_modules.evaluation import SETS
 from tiger.cli import expand_configs, main
+from tiger.drafting.heads.methods import HEADS
 from tiger.drafting.lora import Lora
+from tiger.drafting.methods import METHODS as TRAINING_FREE
 from tiger.training import KDWarmStart
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-TASKS = sorted(path for path in (CONFIGS / "experiment").glob("*.yaml") if "benchmark" not in path.stem)
+STAGES = {path.stem: yaml.safe_load(path.read_text()) for path in (CONFIGS / "stage").glob("*.yaml")}
+METHODS = {
+    name: stage["model"]["init_args"]["method"]
+    for name, stage in STAGES.items()
+    if "method" in stage["model"]["init_args"]
+}
+HEAD_TASKS = [CONFIGS / f"experiment/tiny_{name}.yaml" for name in sorted(METHODS)]
+TASKS = sorted(
+    path
+    for path in (CONFIGS / "experiment").glob("*.yaml")
+    if "benchmark" not in path.stem and path not in HEAD_TASKS
+)
 BENCHMARKS = sorted((CONFIGS / "experiment").glob("*benchmark.yaml"))
 BASES = {
     "trainer": ["data/synthetic_kd.yaml", "stage/kd.yaml"],
@@ -38,6 +51,12 @@ PARTS = [
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
     return save_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="module")
+def deep_pair(tmp_path_factory):
+    """With layers enough for the features of every head."""
+    return save_pair(tmp_path_factory.mktemp("deep_pair"), layers=4)
 
 
 def configs(*paths):
@@ -68,7 +87,8 @@ def test_every_config_parses(path, capsys):
 
 
 def test_every_folder_of_configs_is_tested():
-    methods = {"drafter"}  # no part of a fit; tests/drafting/test_training_free.py reads them
+    # No part of a fit; tests/drafting/test_training_free.py and tests/decoding/test_pruners.py read them.
+    methods = {"drafter", "pruner"}
     assert {path.parent.name for path in CONFIGS.rglob("*.yaml")} == set(BASES) | methods
 
 
@@ -96,6 +116,26 @@ def test_every_experiment_runs(path, pair, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run("fit", *configs(path), *pair, "--trainer.fast_dev_run=true", "--trainer.enable_progress_bar=false")
     assert {entry.name for entry in tmp_path.iterdir()} <= {"runs"}
+
+
+def test_every_draft_head_has_a_stage():
+    assert set(HEADS) <= set(METHODS.values())
+
+
+@pytest.mark.parametrize("name", [name for name, method in sorted(METHODS.items()) if method in HEADS])
+def test_every_head_trains(name, deep_pair, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path, own = (
+        CONFIGS / f"experiment/tiny_{name}.yaml",
+        [word for word in deep_pair if ".drafter=" not in word],
+    )
+    cli = run("fit", *configs(path), *own, "--trainer.max_steps=1", "--trainer.val_check_interval=1",
+              "--trainer.enable_progress_bar=false")  # fmt: skip
+    assert cli.model.drafter.method == METHODS[name]
+    assert "accept/length" in cli.trainer.callback_metrics
+    notes = json.loads((tmp_path / f"runs/tiny_{name}/drafter/head.json").read_text())
+    assert (notes["method"], notes["step"]) == (METHODS[name], 1)
+    assert notes["training_seconds"] > 0
 
 
 def test_a_run_leaves_config_provenance_checkpoint_and_drafter(pair, tmp_path, monkeypatch):
@@ -226,8 +266,10 @@ def test_benchmark_configs_parse(path):
     parser.add_argument("--config", action=ActionConfigFile)
     parser.add_function_arguments(benchmark)
     resolved = parser.parse_args(expand_configs(configs(path)))
-    is_tiny = path.stem in {"demo_benchmark", "tiny_benchmark"}
-    assert set(resolved.decoders) == ({"vanilla", "kd", "kd_continued", "tiger"} if is_tiny else {"vanilla"})
+    stages = {"vanilla", "kd", "kd_continued", "tiger"}
+    compared = {"vanilla", "tiger", *METHODS, *TRAINING_FREE}
+    decoders = {"demo_benchmark": stages, "tiny_benchmark": stages, "compare_benchmark": compared}
+    assert set(resolved.decoders) == decoders.get(path.stem, {"vanilla"})
     assert list(resolved.temperatures) == [0.0, 1.0]
     names = [resolved.dataset] if isinstance(resolved.dataset, str) else resolved.dataset
     assert {name.partition("@")[0] for name in names} <= set(SETS)

@@ -9,7 +9,9 @@ from standins import FAMILIES, save_standin
 from tiger.cli import main
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-STAGES = sorted(path.stem for path in (CONFIGS / "stage").glob("*.yaml"))
+STAGES = sorted(  # heads have no drafter that a pair could name
+    path.stem for path in (CONFIGS / "stage").glob("*.yaml") if "DraftHead" not in path.read_text()
+)
 PAIRS = {
     "tiny": ("tiny/verifier", "tiny/vanilla"),
     "qwen3_vl_2b_8b": ("Qwen/Qwen3-VL-8B-Instruct", "Qwen/Qwen3-VL-2B-Instruct"),

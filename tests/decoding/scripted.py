@@ -24,6 +24,8 @@ class ScriptedDrafter:
         vocab_size: Size of the vocabulary.
     """
 
+    feature_layers = ()
+
     def __init__(self, answers, spoil=0, vocab_size=100):
         self.answers, self.spoil, self.vocab_size = answers, spoil, vocab_size
         self.batch_sizes = []

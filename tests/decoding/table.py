@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from tiger.backbones.base import Backbone, ModelInputs, Prompt, VisualBank
+from tiger.backbones.bank import VisualBank
+from tiger.backbones.base import Backbone, ModelInputs, Prompt
 from tiger.backbones.cache import BlockCache
 
 
@@ -31,6 +32,9 @@ class TableBackbone(Backbone):
         torch.nn.Module.__init__(self)
         self.table, self.eos_ids = table, eos_ids
         self.processor = SimpleNamespace(chat_template=object())  # reads like no other model
+        self.text_config = SimpleNamespace(num_attention_heads=2, intermediate_size=16, rms_norm_eps=1e-6)
+        output = torch.nn.Linear(self.hidden_size, self.vocab_size)  # what heads may start from
+        self.model = SimpleNamespace(get_output_embeddings=lambda: output)
 
     def get_vocab(self):
         return {str(token): token for token in range(self.vocab_size)}
@@ -45,7 +49,7 @@ class TableBackbone(Backbone):
     def unbatch(self, input_ids, attention_mask=None, **pixels):
         raise NotImplementedError
 
-    def encode(self, inputs) -> list[VisualBank]:
+    def encode(self, inputs, use_importance=False) -> list[VisualBank]:
         empty = torch.zeros(0, self.hidden_size), torch.zeros(1, 0, dtype=torch.long)
         return [VisualBank(*empty) for _ in inputs]
 

@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 import torch
 from helpers import hf_generate, prompts, tiny_backbone, tiny_drafter
@@ -7,6 +9,7 @@ from tiger.backbones.base import Prompt
 from tiger.decoding.autoregressive import AutoregressiveDecoder
 from tiger.decoding.speculative import SpeculativeDecoder
 from tiger.drafting.routed import RoutedDrafter
+from tiger.routing.selectors import ONCE
 
 NEW = 24
 BATCH = prompts(5)
@@ -64,9 +67,13 @@ def test_random_drafter(expected, block_size, limit, rows):
         assert answer.finish == "length"
 
 
-@pytest.mark.parametrize("selector", ["routed", "full", "random", "static"])
-@pytest.mark.parametrize("layout", ["suffix", "inline"])
-@pytest.mark.parametrize("query", ["visual", "text"])
+@pytest.mark.parametrize(
+    ("selector", "layout", "query"),
+    [
+        *itertools.product(["routed", "full", "random", "static"], ["suffix", "inline"], ["visual", "text"]),
+        *itertools.product(["sparsevlm", "vispruner"], ["suffix", "inline"], ["visual"]),
+    ],
+)
 def test_every_way_of_routing(expected, selector, layout, query):
     decoder = SpeculativeDecoder(verifier(), tiny_drafter(selector, layout, query), 3, 12)
     answers = decoder.generate(BATCH)
@@ -74,6 +81,8 @@ def test_every_way_of_routing(expected, selector, layout, query):
     routed = [entry.route for entry in answers[0].rounds]
     assert all(len(route) == (64 if selector == "full" else 8) for route in routed)
     assert all(entry.route == [] for entry in answers[2].rounds)  # no image, nothing to route
+    if selector in ONCE:
+        assert all(route == routed[0] for route in routed)
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 32])

@@ -68,6 +68,8 @@ class TableTrees:
         is_sampled: Whether children are drawn.
     """
 
+    feature_layers = ()
+
     def __init__(self, table, widths, is_sampled):
         self.table, self.widths, self.is_sampled = table, widths, is_sampled
 

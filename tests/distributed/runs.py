@@ -5,11 +5,13 @@ import os
 import sys
 from itertools import product
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from helpers import agreeing_drafter, fresh_backbone, picture, save_backbone
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from linear_head import LinearHead
 from ranks import spawn
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
@@ -18,9 +20,10 @@ from callbacks import StopOnBadLoss
 from data_modules import SyntheticDataModule
 from data_modules.collate import Batch, Example
 from tiger.backbones.base import Prompt
+from tiger.drafting.heads.methods import HEADS
 from tiger.drafting.lora import Lora
 from tiger.drafting.saving import save_drafter
-from tiger.training import AcceptanceAlignment, KDWarmStart, acceptance_alignment
+from tiger.training import AcceptanceAlignment, DraftHeadDistillation, KDWarmStart, acceptance_alignment
 from tiger.training.sharding import full_state
 from tiger.training.strategy import FSDP2Strategy
 
@@ -246,6 +249,22 @@ def save_and_resume(folder, strategies, world):
     """Both, in the same processes."""
     save(folder, strategies, world)
     return resume(folder, strategies, world)
+
+
+def heads(folder, strategies, world):
+    """A step of a draft head on answers of different lengths, at all places or a few, and validation."""
+    losses = {"feature_weight": 1.0, "tv_weight": 2.0, "decay": 0.7, "noise": 0.1}
+    options = losses | {"block_size": 3, "max_new_tokens": 12, "head": {"length": 3, "layers": [1]}}
+    found = {}
+    with patch.dict(HEADS, linear=LinearHead):
+        for num_anchors in (None, 2):
+            module = DraftHeadDistillation(
+                str(folder / "verifier"), "linear", num_anchors=num_anchors, optimizer=sgd, **options
+            )
+            used = trainer("auto" if world == 1 else "ddp", world, val_check_interval=1)
+            used.fit(module, data(folder, world))
+            found[num_anchors] = result(used, module)
+    return found
 
 
 def adapters(folder, strategies, world):

@@ -96,6 +96,15 @@ def test_only_fsdp2_holds_shards_and_decoding_has_whole_weights(step, kind):
         assert rank["ddp", kind]["sharded"] == {"between steps": set(), "in validation": set()}
 
 
+def test_a_step_of_a_draft_head_on_two_ranks_equals_one_of_a_single_process(folder):
+    alone, ranks = runs.heads(folder, runs.ALONE, 1), runs.launch(folder, "heads")
+    assert distance(alone[None]["weights"], alone[2]["weights"]) > 1e-3, "the step moved nothing"
+    for rank, num_anchors in product(ranks, (None, 2)):
+        found, expected = rank[num_anchors], alone[num_anchors]
+        assert distance(found["weights"], expected["weights"]) < 1e-5
+        assert found["metrics"] == pytest.approx(expected["metrics"], abs=1e-5)
+
+
 @pytest.mark.slow
 def test_a_rank_without_pictures_keeps_up_while_the_tower_learns(folder):
     alone, ranks = runs.mixed(folder, runs.ALONE, 1), runs.launch(folder, "mixed")

@@ -188,7 +188,10 @@ def test_phases_are_timed():
     ("options", "message"),
     [
         ({"num_routed": 0}, "num_routed is 0"),
-        ({"selector": "best"}, "selector 'best'; choose one of routed, full, random, static"),
+        (
+            {"selector": "best"},
+            "selector 'best'; choose one of routed, full, random, static, sparsevlm, vispruner",
+        ),
         ({"layout": "prefix"}, "layout 'prefix'; choose one of suffix, inline"),
         ({"query": "image"}, "query 'image'; choose one of visual, text"),
     ],

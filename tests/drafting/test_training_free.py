@@ -100,6 +100,8 @@ def test_a_warm_memory_outlives_its_request(options):
 
 
 class Spy:
+    feature_layers = ()
+
     """What a drafter is shown of the verifier's passes."""
 
     def __init__(self, inner):
@@ -135,7 +137,8 @@ def test_readings_show_text_and_paths_only(expected):
 
 
 def reading(ids, logits, kept):
-    return Reading(torch.tensor([ids]), torch.zeros(1, len(ids), 1), lambda hidden: hidden, [kept], logits)
+    hidden = torch.zeros(1, len(ids), 1)
+    return Reading(torch.tensor([ids]), hidden, hidden, lambda hidden: hidden, [kept], logits)
 
 
 def observe(method, passes):

@@ -1,5 +1,6 @@
 """Training-free methods by name through `benchmark` and `generate`; trees in journal and page."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -90,3 +91,38 @@ def test_chains_are_recorded_as_before(folder):
     answer = ask(folder, drafter=None)
     answer.rounds = [Round([1, 2], 1, 3, 0)]
     assert "parents" not in to_record(answer)
+
+
+def test_pruned_verifiers_are_reported_as_lossy(folder, tmp_path):
+    path = tmp_path / "some.yaml"
+    path.write_text("method: sparsevlm\nkeep: [0.3, 0.2, 0.1]\n")
+    cells = benchmark(
+        verifier=str(folder),
+        decoders={"prompt_lookup": "prompt_lookup", "vispruner": "vispruner", "some": str(path)},
+        num_prompts=3,
+        speed_prompts=1,
+        speed_repeats=1,
+        max_new_tokens=6,
+        temperatures=(0.0,),
+        output=tmp_path / "results",
+        num_threads=None,
+        device="cpu",
+    )
+    assert [cell["is_lossy"] for cell in cells] == [False, False, True, True]
+    for cell in cells:
+        assert cell["score"] is not None
+        assert cell["latency_s"] > 0
+        assert cell["speedup"] > 0
+    for cell in cells[2:]:
+        names = ("acclen", "acclen_low", "mat", "rounds_per_token", "exact", "mismatches", "block_size")
+        assert [cell[name] for name in names] == [None] * len(names)
+        assert cell["answers"] == 3
+        assert cell["rounds"] == 0
+    table = (tmp_path / "results" / "table.md").read_text().splitlines()
+    assert ["lossy" in line for line in table if "| some " in line or "| vispruner " in line] == [True, True]
+    assert not any("lossy" in line for line in table if "autoregressive" in line)
+    texts = {}
+    for line in (tmp_path / "results" / "samples.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        texts.setdefault(record["decoder"], []).append(record["tokens"])
+    assert texts["autoregressive"] == texts["prompt_lookup"] != texts["some"]

@@ -20,6 +20,9 @@ CELL = {
     "latency_s": 0.0712,
     "other_share": 0.0321,
     "exact": None,
+    "is_lossy": False,
+    "parameters": 1234567,
+    "training_seconds": None,
 }
 PLAIN = CELL | {"decoder": "autoregressive", "p_accept_ge": {}, "rounds_per_token": 1.0, "exact": 1.0}
 
@@ -29,11 +32,19 @@ def test_row():
     assert row["AccLen [95 %]"] == "4.12 [4.00, 4.25]"
     assert (row["A≥4"], row["Speedup"], row["Latency ms"], row["Other"]) == ("0.50", "1.93x", "71", "3.2%")
     assert row["Exact"] == "–"
+    assert (row["Parameters"], row["Trained s"]) == ("1,234,567", "–")
 
 
 def test_autoregressive_row_has_no_acceptance():
     row = dict(zip(tables.COLUMNS, tables.table_row(PLAIN), strict=True))
     assert (row["AccLen [95 %]"], row["A≥2"], row["Other"], row["Exact"]) == ("–", "–", "–", "100.0%")
+
+
+def test_a_lossy_row_says_so_and_has_no_acceptance():
+    cell = PLAIN | {"acclen": None, "rounds_per_token": None, "exact": None, "is_lossy": True}
+    row = dict(zip(tables.COLUMNS, tables.table_row(cell), strict=True))
+    assert (row["AccLen [95 %]"], row["Rounds/token"], row["Exact"]) == ("–", "–", "lossy")
+    assert row["Latency ms"] == "71"
 
 
 @pytest.mark.parametrize("columns", [tables.ACCEPTANCE, tables.SPEED])

@@ -36,9 +36,13 @@ def sample(drafter, texts, routes, group, size, wanted=None):
     return sampler
 
 
-@pytest.mark.parametrize("layout", ["suffix", "inline"])
 @pytest.mark.parametrize(
-    ("selector", "query"), [("routed", "visual"), ("routed", "text"), ("full", "visual")]
+    ("layout", "selector", "query"),
+    [
+        *((a, b, "visual") for a in ("suffix", "inline") for b in ("routed", "full")),
+        *((a, "routed", "text") for a in ("suffix", "inline")),
+        *(("suffix", name, "visual") for name in ("sparsevlm", "vispruner")),
+    ],
 )
 def test_scored_blocks_equal_decoded_blocks(backbone, layout, selector, query):
     with torch.no_grad():

@@ -53,8 +53,13 @@ def test_the_stage_loss_alone_reaches_both_router_weights(pair, kind, layout):
 
 
 @pytest.mark.parametrize("images", [True, False], ids=["pictures", "text only"])
-@pytest.mark.parametrize("selector", ["routed", "full", "random"])
-@pytest.mark.parametrize("layout", ["suffix", "inline"])
+@pytest.mark.parametrize(
+    ("layout", "selector"),
+    [
+        *((layout, name) for layout in ("suffix", "inline") for name in ("routed", "full", "random")),
+        *(("suffix", name) for name in ("sparsevlm", "vispruner")),
+    ],
+)
 @pytest.mark.parametrize("kind", TASKS)
 def test_every_step_gives_every_weight_a_gradient(pair, kind, layout, selector, images):
     # Ranks would wait for one another otherwise: DDP runs without find_unused_parameters.
@@ -276,7 +281,9 @@ def test_block_attention_averages_over_the_block(pair):
 def test_blocks_of_the_answer_end_with_it(pair):
     built = task(pair, "kd")
     texts, lessons = built.texts(batch().examples), built.lessons(batch().examples)
-    blocks, valid = answer_blocks(texts, [len(x.hidden) for x in lessons], torch.tensor([[6], [0], [7]]), 4)
+    blocks, valid = answer_blocks(
+        texts.answers, [len(x.hidden) for x in lessons], torch.tensor([[6], [0], [7]]), 4
+    )
     assert valid[:, 0].tolist() == [[True, True, False, False], [True] * 4, [True, False, False, False]]
     assert torch.equal(blocks[0, 0, :2], batch().examples[0].response[7:9])
 

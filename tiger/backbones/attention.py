@@ -37,7 +37,7 @@ def record_attention(layers: Sequence[Any], power: float, run: Callable[[], Tens
 
     def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         nonlocal attention
-        heads = _causal_weights(module, kwargs["hidden_states"], kwargs["position_embeddings"])
+        heads = causal_weights(module, kwargs["hidden_states"], kwargs["position_embeddings"])
         attention = attention + heads.pow(power).mean(1)
 
     handles = [layer.self_attn.register_forward_pre_hook(record, with_kwargs=True) for layer in layers]
@@ -49,7 +49,7 @@ def record_attention(layers: Sequence[Any], power: float, run: Callable[[], Tens
     return result, attention / len(layers)
 
 
-def _causal_weights(module: Any, hidden: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+def causal_weights(module: Any, hidden: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
     """Causal attention weights [B, H, T, T] of one attention module of the Llama lineage."""
     shape = (*hidden.shape[:2], -1, module.head_dim)
     query, key = module.q_proj(hidden).view(shape), module.k_proj(hidden).view(shape)

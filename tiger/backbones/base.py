@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from tiger.backbones.attention import record_attention
+from tiger.backbones.bank import VisualBank
 from tiger.backbones.cache import BlockCache
 from tiger.backbones.chat import messages, video_options
-from tiger.backbones.grids import Grid
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -73,35 +73,11 @@ class ModelInputs:
         """Position of the first token of the answer, on every axis."""
         return int(self.position_ids.max()) + 1
 
-
-@dataclass(frozen=True)
-class VisualBank:
-    """The visual tokens of one request after the projector, encoded once.
-
-    Attributes:
-        tokens: Visual tokens [N, D].
-        position_ids: Positions [A, N].
-        deepstack: Rows [N, D] to add after each of the first language layers (empty for most families).
-        grids: Where the tokens lie on the images and videos, in token order; an image may have several.
-    """
-
-    tokens: Tensor
-    position_ids: Tensor
-    deepstack: tuple[Tensor, ...] = ()
-    grids: tuple[Grid, ...] = ()
-
-    def __len__(self) -> int:
-        return self.tokens.shape[0]
-
-    def with_global(self) -> VisualBank:
-        """The bank with the pooled global token as row N (paper Eq. 6), at the mean position."""
-        mean = self.position_ids.float().mean(1, keepdim=True).round().long()
-        return VisualBank(
-            torch.cat([self.tokens, self.tokens.mean(0, keepdim=True)]),
-            torch.cat([self.position_ids, mean], dim=1),
-            tuple(torch.cat([rows, rows.mean(0, keepdim=True)]) for rows in self.deepstack),
-            self.grids,
-        )
+    @property
+    def text_behind(self) -> Tensor:
+        """Ids of the text behind the last visual token; all of it without one."""
+        places = self.visual.nonzero()[:, 0]
+        return self.ids if not len(places) else self.ids[int(places[-1]) + 1 :]
 
 
 @dataclass(frozen=True)
@@ -247,6 +223,11 @@ class Backbone(nn.Module, ABC):
         return int(self.text_config.num_hidden_layers)
 
     @property
+    def num_deepstack(self) -> int:
+        """First layers of the language model behind which visual features are added."""
+        return 0
+
+    @property
     def max_positions(self) -> int:
         """Context limit, tokens."""
         return int(self.text_config.max_position_embeddings)
@@ -312,8 +293,14 @@ class Backbone(nn.Module, ABC):
         """
 
     @abstractmethod
-    def encode(self, inputs: Sequence[ModelInputs]) -> list[VisualBank]:
-        """Encodes images and videos of all requests in one pass; a text-only request gets an empty bank."""
+    def encode(self, inputs: Sequence[ModelInputs], use_importance: bool = False) -> list[VisualBank]:
+        """Encodes images and videos of all requests in one pass; a text-only request gets an empty bank.
+
+        Args:
+            inputs: The requests.
+            use_importance: Whether the banks get the importance of their tokens, which costs the attention
+                weights of one layer of the vision tower.
+        """
 
     @abstractmethod
     def run(

@@ -127,9 +127,10 @@ class BlockCache(Cache):
         Args:
             count: New tokens per row.
             tree: Ancestor mask [count, count] or [B, count, count] among the new tokens; causal by default.
+                It may have fewer rows, where only some of these tokens ask.
 
         Returns:
-            The mask, or None where attending to everything is right.
+            The mask, a row for each token that asks, or None where attending to everything is right.
         """
         if count == 1 and self.is_uniform:
             return None
@@ -139,15 +140,16 @@ class BlockCache(Cache):
             return mask.expand(self.num_rows, 1, -1, -1)
         if tree is None:
             tree = torch.ones(count, count, dtype=torch.bool, device=self.device).tril()
+        tree = tree.expand(self.num_rows, -1, -1)
+        asking = tree.shape[1]
         if self.is_uniform:
-            tree = tree.expand(self.num_rows, -1, -1)
-            past = tree.new_ones(1, 1, 1).expand(self.num_rows, count, self.max_length)
+            past = tree.new_ones(1, 1, 1).expand(self.num_rows, asking, self.max_length)
             return torch.cat([past, tree], dim=2)[:, None]
         lengths = torch.tensor(self.lengths, device=self.device)
         columns = torch.arange(width, device=self.device)
-        mask = (columns < lengths[:, None])[:, None, :].expand(-1, count, -1).clone()
-        index = (lengths[:, None] + torch.arange(count, device=self.device))[:, None, :].expand(-1, count, -1)
-        return mask.scatter_(2, index, tree.expand(self.num_rows, -1, -1))[:, None]
+        mask = (columns < lengths[:, None])[:, None, :].expand(-1, asking, -1).clone()
+        index = lengths[:, None] + torch.arange(count, device=self.device)
+        return mask.scatter_(2, index[:, None].expand(-1, asking, -1), tree)[:, None]
 
     def select_rows(self, rows: list[int]) -> None:
         """Keeps the given rows of the batch, in that order (finished requests leave it)."""

@@ -67,3 +67,11 @@ def locate(token: int, grids: Sequence[Grid]) -> Place | None:
             return Place(image, grid, frame, *divmod(cell, grid.width))
         token -= grid.size
     return None
+
+
+def newline_tokens(grids: Sequence[Grid]) -> list[bool]:
+    """Whether each token of grids only marks the end of a row, in token order."""
+    marks: list[bool] = []
+    for grid in grids:
+        marks += ([False] * grid.columns + [True] * grid.newlines) * (grid.frames * grid.rows)
+    return marks

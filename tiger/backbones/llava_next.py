@@ -20,9 +20,11 @@ from transformers.models.llava_next.modeling_llava_next import (
 )
 
 from tiger.backbones.attention import explicit_mask
-from tiger.backbones.base import Backbone, ModelInputs, VisualBank
+from tiger.backbones.bank import VisualBank
+from tiger.backbones.base import Backbone, ModelInputs
 from tiger.backbones.batches import spans
 from tiger.backbones.grids import Grid
+from tiger.backbones.importance import from_class_token, weigh
 
 TEXT_MODELS = ("llama", "mistral")
 ORIGINAL_KEY = "mm_vision_tower"
@@ -120,11 +122,7 @@ class LlavaNextBackbone(Backbone):
 
     def _tiles(self, values: Tensor, sizes: Tensor) -> Tensor:
         """Tiles [tiles of all images, channels, side, side] without the padding to a common number."""
-        config = self.model.config
-        counts = [
-            image_size_to_num_patches(size, config.image_grid_pinpoints, config.vision_config.image_size)
-            for size in sizes.tolist()
-        ]
+        counts = self._tile_counts(sizes)
         if max(counts) > values.shape[1]:
             raise ValueError(
                 f"An image needs {max(counts)} tiles, the processor made {values.shape[1]}: its "
@@ -132,6 +130,14 @@ class LlavaNextBackbone(Backbone):
                 "repository."
             )
         return torch.cat([image[:n] for image, n in zip(values, counts, strict=True)]).to(self.device)
+
+    def _tile_counts(self, sizes: Tensor) -> list[int]:
+        """Tiles of each image of sizes [images, 2] (height, width)."""
+        config = self.model.config
+        return [
+            image_size_to_num_patches(size, config.image_grid_pinpoints, config.vision_config.image_size)
+            for size in sizes.tolist()
+        ]
 
     def _grids(self, size: list[int]) -> tuple[Grid, Grid]:
         """Base tile and unpadded grid of an image of (height, width)."""
@@ -145,33 +151,59 @@ class LlavaNextBackbone(Backbone):
         rows, columns = unpad_image(whole, size).shape[1:]
         return Grid(1, side, side), Grid(1, rows, columns, newlines=True, again=True)
 
-    def unused_parameters(self) -> list[nn.Parameter]:
-        """Weights of the tower behind the last layer that bank tokens are made of."""
-        tower, chosen = self.model.model.vision_tower, self.model.config.vision_feature_layer
-        layers = tower.encoder.layers
+    @property
+    def _last_layer(self) -> int:
+        """Index of the last layer of the tower that bank tokens are made of, -1 for none."""
+        chosen = self.model.config.vision_feature_layer
         # States are numbered from the embeddings on, so state n is what layer n - 1 makes.
         states = [chosen] if isinstance(chosen, int) else chosen
-        last = max(state % (len(layers) + 1) for state in states)
-        modules = [*layers[last:], tower.post_layernorm]
+        count = len(self.model.model.vision_tower.encoder.layers) + 1
+        return int(max(state % count for state in states)) - 1
+
+    def unused_parameters(self) -> list[nn.Parameter]:
+        """Weights of the tower behind the last layer that bank tokens are made of."""
+        tower = self.model.model.vision_tower
+        modules = [*tower.encoder.layers[self._last_layer + 1 :], tower.post_layernorm]
         return [parameter for module in modules for parameter in module.parameters()]
 
-    def encode(self, inputs: Sequence[ModelInputs]) -> list[VisualBank]:
-        """Encodes the images of all requests in one pass; a text-only request gets an empty bank."""
+    def encode(self, inputs: Sequence[ModelInputs], use_importance: bool = False) -> list[VisualBank]:
+        """Encodes images, see `Backbone.encode`."""
         features: list[Tensor] = []
+        weights: list[Tensor] = []
         if shown := [entry.pixels for entry in inputs if entry.pixels]:
-            features = self.model.get_image_features(
-                torch.cat([pixels["pixel_values"] for pixels in shown]).to(self.dtype),
-                torch.cat([pixels["image_sizes"] for pixels in shown]),
-            ).pooler_output
+            values = torch.cat([pixels["pixel_values"] for pixels in shown]).to(self.dtype)
+            sizes = torch.cat([pixels["image_sizes"] for pixels in shown])
+            if use_importance:
+                features, weights = self._weigh(values, sizes)
+            else:
+                features = self.model.get_image_features(values, sizes).pooler_output
         banks, image = [], 0
         none = torch.zeros(0, self.hidden_size, dtype=self.dtype, device=self.device)
         for entry in inputs:
-            sizes = entry.pixels["image_sizes"].tolist() if entry.pixels else []
-            tokens = torch.cat([none, *features[image : image + len(sizes)]])
-            image += len(sizes)
-            grids = tuple(grid for size in sizes for grid in self._grids(size))
-            banks.append(VisualBank(tokens, entry.position_ids[:, entry.visual], (), grids))
+            shapes = entry.pixels["image_sizes"].tolist() if entry.pixels else []
+            own = slice(image, image + len(shapes))
+            image = own.stop
+            tokens = torch.cat([none, *features[own]])
+            grids = tuple(grid for size in shapes for grid in self._grids(size))
+            importance = torch.cat([none.new_zeros(0).float(), *weights[own]]) if use_importance else None
+            banks.append(VisualBank(tokens, entry.position_ids[:, entry.visual], (), grids, importance))
         return banks
+
+    def _weigh(self, values: Tensor, sizes: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """Tokens and their importance, by image: the class token's attention in the layer they come from."""
+        tower = self.model.model.vision_tower
+        attention = tower.encoder.layers[max(self._last_layer, 0)].self_attn
+        output, tiles = weigh(
+            attention, from_class_token, lambda: self.model.get_image_features(values, sizes)
+        )
+        # Packed as the tokens are, so that each stays beside its own.
+        packed, _ = self.model.pack_image_features(
+            tiles[..., None].split(self._tile_counts(sizes)),
+            sizes,
+            "default",
+            image_newline=tiles.new_zeros(1),
+        )
+        return output.pooler_output, [image[:, 0] for image in packed]
 
     def run(
         self,

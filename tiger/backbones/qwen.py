@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.vision_utils import get_vision_window_index
 
-from tiger.backbones.base import Backbone, ModelInputs, VisualBank
+from tiger.backbones.bank import VisualBank
+from tiger.backbones.base import Backbone, ModelInputs
 from tiger.backbones.batches import spans
 from tiger.backbones.grids import Grid
+from tiger.backbones.importance import received, weigh
 
 # Kind of visual input, its patches and its grids.
 KINDS = (("image", "pixel_values", "image_grid_thw"), ("video", "pixel_values_videos", "video_grid_thw"))
@@ -69,7 +73,9 @@ def _inputs(backbone: Backbone, ids: Tensor, pixels: dict[str, Tensor]) -> Model
     )
 
 
-def encode(backbone: Backbone, inputs: Sequence[ModelInputs]) -> list[VisualBank]:
+def encode(
+    backbone: Backbone, inputs: Sequence[ModelInputs], use_importance: bool = False
+) -> list[VisualBank]:
     """Encodes the images and videos of all requests in one pass, see `Backbone.encode`."""
     config = backbone.model.config
     parts = [
@@ -78,13 +84,19 @@ def encode(backbone: Backbone, inputs: Sequence[ModelInputs]) -> list[VisualBank
         for _, values, grids in KINDS
         if values in entry.pixels
     ]
+    weights: Tensor | None = None
     if parts:
         patches, grids = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-        output = backbone.model.model.visual(patches.to(backbone.dtype), grid_thw=grids)
+        tower = backbone.model.model.visual
+        if use_importance:
+            output, weights = _weigh(tower, patches.to(backbone.dtype), grids)
+        else:
+            output = tower(patches.to(backbone.dtype), grid_thw=grids)
         tokens, deepstack = output.pooler_output, getattr(output, "deepstack_features", None) or ()
     else:
         tokens = torch.zeros(0, backbone.hidden_size, dtype=backbone.dtype, device=backbone.device)
         deepstack = (tokens,) * len(getattr(config.vision_config, "deepstack_visual_indexes", ()))
+        weights = tokens.new_zeros(0, dtype=torch.float32) if use_importance else None
     banks, start = [], 0
     for entry in inputs:
         video = entry.ids[entry.visual] == config.video_token_id
@@ -97,9 +109,27 @@ def encode(backbone: Backbone, inputs: Sequence[ModelInputs]) -> list[VisualBank
                 entry.position_ids[:, entry.visual],
                 tuple(feature[rows] for feature in deepstack),
                 _grids(entry, video.tolist(), config.vision_config.spatial_merge_size),
+                None if weights is None else weights[rows],
             )
         )
     return banks
+
+
+def _weigh(tower: Any, patches: Tensor, grids: Tensor) -> tuple[Any, Tensor]:
+    """The output of a vision tower and the importance of its tokens [N].
+
+    That is the attention their patches receive in the last layer that sees whole frames.
+    """
+    config = tower.config
+    window = getattr(config, "window_size", None)
+    layer = max(config.fullatt_block_indexes) if window else len(tower.blocks) - 1
+    attention = tower.blocks[layer].attn
+    output, weights = weigh(attention, received, lambda: tower(patches, grid_thw=grids))
+    weights = weights.view(-1, config.spatial_merge_size**2).sum(1)
+    if window:  # the layers of Qwen2.5-VL see the tokens window by window
+        order, _ = get_vision_window_index(grids, config.spatial_merge_size, window, config.patch_size)
+        weights = weights[order.argsort().to(weights.device)]
+    return output, weights
 
 
 def _grids(entry: ModelInputs, video: Sequence[bool], merge: int) -> tuple[Grid, ...]:

@@ -10,7 +10,8 @@ from transformers.cache_utils import Cache
 
 from tiger.backbones import qwen
 from tiger.backbones.attention import explicit_mask
-from tiger.backbones.base import Backbone, ModelInputs, VisualBank
+from tiger.backbones.bank import VisualBank
+from tiger.backbones.base import Backbone, ModelInputs
 
 
 class Qwen25VLBackbone(Backbone):
@@ -44,9 +45,9 @@ class Qwen25VLBackbone(Backbone):
         """Splits a batch made by the processor into requests, see `Backbone.unbatch`."""
         return qwen.unbatch(self, input_ids, attention_mask, pixels)
 
-    def encode(self, inputs: Sequence[ModelInputs]) -> list[VisualBank]:
+    def encode(self, inputs: Sequence[ModelInputs], use_importance: bool = False) -> list[VisualBank]:
         """Encodes images and videos, see `Backbone.encode`."""
-        return qwen.encode(self, inputs)
+        return qwen.encode(self, inputs, use_importance)
 
     def run(
         self,

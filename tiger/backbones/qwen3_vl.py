@@ -9,7 +9,8 @@ from transformers.cache_utils import Cache
 
 from tiger.backbones import qwen
 from tiger.backbones.attention import explicit_mask
-from tiger.backbones.base import Backbone, ModelInputs, VisualBank
+from tiger.backbones.bank import VisualBank
+from tiger.backbones.base import Backbone, ModelInputs
 
 
 class Qwen3VLBackbone(Backbone):
@@ -22,15 +23,20 @@ class Qwen3VLBackbone(Backbone):
     reads_video = True
     pixel_names = qwen.PIXEL_NAMES
 
+    @property
+    def num_deepstack(self) -> int:
+        """First layers of the language model behind which visual features are added."""
+        return len(self.model.config.vision_config.deepstack_visual_indexes)
+
     def unbatch(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, **pixels: Tensor | None
     ) -> list[ModelInputs]:
         """Splits a batch made by the processor into requests, see `Backbone.unbatch`."""
         return qwen.unbatch(self, input_ids, attention_mask, pixels)
 
-    def encode(self, inputs: Sequence[ModelInputs]) -> list[VisualBank]:
+    def encode(self, inputs: Sequence[ModelInputs], use_importance: bool = False) -> list[VisualBank]:
         """Encodes images and videos, see `Backbone.encode`."""
-        return qwen.encode(self, inputs)
+        return qwen.encode(self, inputs, use_importance)
 
     def run(
         self,

@@ -1,4 +1,4 @@
-"""Which drafted tokens the verifier keeps, without changing what it would have said.
+"""Which drafted tokens the verifier keeps; all rules but `accept_typical` leave what it says unchanged.
 
 Greedy: the longest prefix that equals the verifier's argmax. Sampled: a drafted token x is kept with
 probability min(1, p(x)/q(x)), and the first rejected one is redrawn from norm(max(p - q, 0)), which leaves
@@ -131,12 +131,49 @@ def accept_tree_greedy(tokens: list[int], parents: list[int], best: list[int]) -
     for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
         if parent in depths and token == best[parent + 1]:
             depths[node] = depths[parent] + 1
-    last = node = max(depths, key=depths.__getitem__)
+    last = max(depths, key=depths.__getitem__)
+    return _path(parents, last), best[last + 1]
+
+
+def _path(parents: list[int], node: int) -> list[int]:
+    """The nodes from the root's child down to a node."""
     path = []
     while node != ROOT:
         path.append(node)
         node = parents[node]
-    return path[::-1], best[last + 1]
+    return path[::-1]
+
+
+def accept_typical(
+    tokens: list[int], parents: list[int], logits: Tensor, sampling: Sampling
+) -> tuple[list[int], int]:
+    """Medusa's typical acceptance of one row's tree: lossy, answers no longer follow the verifier.
+
+    A token x is kept if the verifier finds it likely enough, p(x) > min(0.09, 0.3 exp(-H(p))), where a high
+    entropy H asks for less (Cai et al. 2024, arXiv 2401.10774). The longest kept path counts, the likeliest
+    of several, and the token behind it is the verifier's likeliest.
+
+    Args:
+        tokens: Drafted tokens [M].
+        parents: Index of each token's parent [M], which stands before it, see `TokenTree`.
+        logits: Verifier logits [M + 1, V] behind the root and each drafted token.
+        sampling: How p is made of logits.
+
+    Returns:
+        The path and the bonus token.
+    """
+    target = sampling.probabilities(logits)
+    entropy = -torch.special.xlogy(target, target + 1e-5).sum(-1)
+    least = (0.3 * (-entropy).exp()).clamp_max(0.09)
+    above = torch.tensor(parents, dtype=torch.long, device=target.device).clamp_min(ROOT) + 1
+    chance = target[above, torch.tensor(tokens, dtype=torch.long, device=target.device)]
+    kept, gains = (chance > least[above]).tolist(), chance.log().tolist()
+    ranks = {ROOT: (0, 0.0)}
+    for node, parent in enumerate(parents):
+        if parent in ranks and kept[node]:
+            ranks[node] = ranks[parent][0] + 1, ranks[parent][1] + gains[node]
+    last = max(ranks, key=ranks.__getitem__)
+    return _path(parents, last), int(target[last + 1].argmax())
 
 
 def accept_tree_sampled(

@@ -22,6 +22,7 @@ from tiger.decoding.acceptance import Sampling
 from tiger.decoding.records import Generation
 from tiger.decoding.requests import Listener
 from tiger.decoding.speculative import SpeculativeDecoder
+from tiger.drafting.heads.base import DraftHead
 from tiger.drafting.routed import RoutedDrafter
 
 OUTPUT_OPTIONS = (
@@ -39,7 +40,7 @@ def speculative_generate(
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
-    drafter: RoutedDrafter,
+    drafter: RoutedDrafter | DraftHead,
     block_size: int = 8,
     seed: int | None = None,
     records: list[Generation] | None = None,
@@ -64,7 +65,8 @@ def speculative_generate(
         logits_processor: What `generate` made of its options; temperature, top-k and top-p are honoured.
         stopping_criteria: What `generate` made of its options; length and end tokens are honoured.
         generation_config: The options.
-        drafter: The drafter; it must read images as the verifier does.
+        drafter: The drafter; it must read images as the verifier does. A draft head must have been loaded
+            beside this model.
         block_size: Tokens drafted in one round.
         seed: Seed of sampling; drawn from torch's global generator by default.
         records: List to which the generations and their rounds are added.
@@ -83,16 +85,23 @@ def speculative_generate(
         Prompt and answer ids [B, T + longest answer], padded on the right.
 
     Raises:
-        ValueError: If an option cannot be honoured, or the drafter reads images differently.
+        ValueError: If an option cannot be honoured, the drafter reads images differently, or the head belongs
+            to another model.
     """
     _refuse_options(generation_config, stopping_criteria, model_kwargs)
     sampling = _sampling(generation_config, logits_processor)
-    if difference := image_difference(model, drafter.backbone.model):
+    reader = drafter.verifier if isinstance(drafter, DraftHead) else drafter.backbone
+    if isinstance(drafter, DraftHead) and reader.model is not model:
+        raise ValueError(
+            "The draft head was loaded beside another model. Load it with `load_head(folder, verifier)`, and "
+            "call `verifier.model.generate`."
+        )
+    if difference := image_difference(model, reader.model):
         raise ValueError(
             f"Drafter and verifier must share image tensors here, but {difference}. "
             "Use SpeculativeDecoder, which prepares images for each."
         )
-    backbone = FAMILIES[model.config.model_type][1](model, drafter.backbone.processor)
+    backbone = FAMILIES[model.config.model_type][1](model, reader.processor)
     backbone.eos_ids = _end_ids(stopping_criteria)
     rows = backbone.unbatch(
         input_ids,

@@ -16,6 +16,7 @@ from tiger.decoding.acceptance import (
     accept_sampled,
     accept_tree_greedy,
     accept_tree_sampled,
+    accept_typical,
     draw,
 )
 from tiger.decoding.records import Generation, PhaseTimer, Round, path_first
@@ -23,11 +24,14 @@ from tiger.decoding.requests import Listener, Requests
 from tiger.decoding.verifier import Verifier
 from tiger.drafting.base import Drafter, TokenTree
 
+ACCEPTANCES = ("exact", "typical_lossy")
+
 
 class SpeculativeDecoder:
     """Exact speculative decoding with any drafter.
 
-    Greedy output equals the verifier's own; sampled output follows the verifier's own distribution.
+    Greedy output equals the verifier's own; sampled output follows the verifier's own distribution, unless a
+    lossy acceptance is asked for.
 
     Args:
         verifier: The verifier's backbone.
@@ -36,9 +40,12 @@ class SpeculativeDecoder:
         max_new_tokens: Longest answer, tokens.
         sampling: How tokens are drawn.
         seed: Seed; each request's generator is derived from it and the prompt's id.
+        acceptance: "exact", or "typical_lossy" for Medusa's rule at temperatures above 0, see
+            `accept_typical`; at 0 both are exact.
 
     Raises:
-        ValueError: If the block size is below one, or drafter and verifier do not share one vocabulary.
+        ValueError: If the block size is below one, drafter and verifier do not share one vocabulary, or there
+            is no such acceptance.
     """
 
     def __init__(
@@ -49,16 +56,20 @@ class SpeculativeDecoder:
         max_new_tokens: int = 128,
         sampling: Sampling | None = None,
         seed: int = 0,
+        acceptance: str = "exact",
     ) -> None:
         if block_size < 1:
             raise ValueError(f"block_size is {block_size}; a round drafts one token or more.")
+        if acceptance not in ACCEPTANCES:
+            raise ValueError(f"There is no acceptance {acceptance!r}; choose {' or '.join(ACCEPTANCES)}.")
         self.shares_inputs = False
         if isinstance(small := getattr(drafter, "backbone", None), Backbone):
             check_pair(verifier, small)
             self.shares_inputs = reads_alike(verifier, small)
-        self.verifier, self.drafter = Verifier(verifier), drafter
+        self.verifier, self.drafter = Verifier(verifier, drafter.feature_layers), drafter
         self.block_size, self.max_new_tokens = block_size, max_new_tokens
         self.sampling, self.seed = sampling or Sampling(), seed
+        self.is_lossy = acceptance != "exact" and not self.sampling.is_greedy
 
     @torch.inference_mode()
     def generate(self, prompts: Sequence[Prompt], listener: Listener | None = None) -> list[Generation]:
@@ -119,6 +130,14 @@ class SpeculativeDecoder:
         self, tree: TokenTree, logits: Tensor, requests: Requests
     ) -> tuple[list[list[int]], list[int]]:
         """Accepted paths and bonus tokens of the rows."""
+        if self.is_lossy:
+            chain = torch.arange(tree.tokens.shape[1]).sub(1).expand(len(tree.tokens), -1)
+            parents = (chain if tree.parents is None else tree.parents).tolist()
+            typical = [
+                accept_typical(*row, self.sampling)
+                for row in zip(tree.tokens.tolist(), parents, logits, strict=True)
+            ]
+            return [path for path, _ in typical], [token for _, token in typical]
         if tree.parents is None:
             lengths, bonus = self._accept_chains(tree, logits, requests)
             return [list(range(length)) for length in lengths], bonus

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tiger.backbones.bank import VisualBank
 from tiger.backbones.base import Assembled, Backbone, ModelInputs, assemble
 from tiger.backbones.cache import BlockCache
+from tiger.backbones.features import check_layers, with_features
 from tiger.decoding.records import NO_NODE
 from tiger.drafting.base import Reading, TokenTree
 
@@ -39,10 +41,15 @@ class Verifier:
 
     Args:
         backbone: The verifier's backbone.
+        feature_layers: Layers whose inputs the drafter reads; none for the final hidden states.
+
+    Raises:
+        ValueError: If there is no such layer.
     """
 
-    def __init__(self, backbone: Backbone) -> None:
-        self.backbone = backbone
+    def __init__(self, backbone: Backbone, feature_layers: Sequence[int] = ()) -> None:
+        check_layers(backbone, feature_layers)
+        self.backbone, self.feature_layers = backbone, tuple(feature_layers)
 
     def prefill(self, inputs: Sequence[ModelInputs], reserve: int) -> tuple[VerifierState, Tensor]:
         """Reads the prompts.
@@ -55,21 +62,30 @@ class Verifier:
             The state, and the logits [B, V] of each answer's first token.
         """
         backbone = self.backbone
-        batch = assemble(inputs, backbone.encode(inputs), [backbone.embed(entry.ids) for entry in inputs])
+        inputs, banks = self.look(inputs)
+        batch = assemble(inputs, banks, [backbone.embed(entry.ids) for entry in inputs])
         cache = backbone.new_cache(len(inputs), max(batch.lengths) + reserve)
-        hidden = backbone.run_assembled(batch, cache)
+        hidden, features = with_features(
+            backbone, self.feature_layers, lambda: backbone.run_assembled(batch, cache)
+        )
         cache.commit(batch.lengths)
         last = torch.tensor(batch.lengths, device=hidden.device) - 1
         logits = backbone.logits(hidden[torch.arange(len(inputs), device=hidden.device), last])
         positions = [entry.next_position for entry in inputs]
-        return VerifierState(cache, positions, self._prompt_reading(inputs, batch, hidden)), logits
+        return VerifierState(cache, positions, self._prompt_reading(inputs, batch, hidden, features)), logits
 
-    def _prompt_reading(self, inputs: Sequence[ModelInputs], batch: Assembled, hidden: Tensor) -> Reading:
+    def look(self, inputs: Sequence[ModelInputs]) -> tuple[Sequence[ModelInputs], list[VisualBank]]:
+        """Encodes the images of B requests; what the language model is going to read of each."""
+        return inputs, self.backbone.encode(inputs)
+
+    def _prompt_reading(
+        self, inputs: Sequence[ModelInputs], batch: Assembled, hidden: Tensor, features: Tensor
+    ) -> Reading:
         tokens = torch.nn.utils.rnn.pad_sequence([entry.ids for entry in inputs], batch_first=True)
         ends = torch.tensor(batch.lengths, device=hidden.device)
         valid = (torch.arange(hidden.shape[1], device=hidden.device) < ends[:, None]) & ~batch.visual
-        reading = Reading(tokens.to(hidden.device), hidden, self.backbone.logits, [], valid=valid)
-        reading.kept = reading.places()
+        reading = Reading(tokens.to(hidden.device), hidden, features, self.backbone.logits, [], valid=valid)
+        reading.kept, reading.prompt = reading.places(), batch
         return reading
 
     def run(self, state: VerifierState, tokens: Tensor, tree: TokenTree | None = None) -> Tensor:
@@ -90,8 +106,12 @@ class Verifier:
         start = torch.tensor(state.next_positions, device=tokens.device)
         positions = (start[:, None] + depths).expand(backbone.num_axes, -1, -1)
         mask = state.cache.mask(count, seen)
-        hidden = backbone.run(backbone.embed(tokens), positions, mask, state.cache)
-        state.reading = Reading(tokens, hidden, backbone.logits, [], backbone.logits(hidden))
+        hidden, features = with_features(
+            backbone,
+            self.feature_layers,
+            lambda: backbone.run(backbone.embed(tokens), positions, mask, state.cache),
+        )
+        state.reading = Reading(tokens, hidden, features, backbone.logits, [], backbone.logits(hidden))
         if tree is not None and tree.parents is not None:
             state.reading.valid = torch.nn.functional.pad(tree.parents != NO_NODE, (1, 0), value=True)
         assert state.reading.logits is not None

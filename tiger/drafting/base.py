@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from tiger.backbones.base import Prompt
+from tiger.backbones.base import Assembled, Prompt
 from tiger.decoding.acceptance import Sampling
 from tiger.decoding.records import NO_NODE, ROOT, PhaseTimer
 
@@ -71,19 +71,23 @@ class Reading:
     Attributes:
         tokens: Token ids [B, T].
         hidden: Hidden states [B, T, D] behind the final norm.
+        features: What the drafter asked for by its `feature_layers` [B, T, F].
         score: Gives the logits [..., V] of hidden states [..., D].
         kept: Places of the decided text tokens of each row: of a prompt all that are neither visual nor
             padding, of a pass the root and the accepted tokens.
         logits: Logits [B, T, V]; None for a prompt, where they would be large.
         valid: Bool mask [B, T] of text tokens, without visual ones and padding; None if all are.
+        prompt: The prompts as the verifier's language model read them; None for a pass.
     """
 
     tokens: Tensor
     hidden: Tensor
+    features: Tensor
     score: Callable[[Tensor], Tensor]
     kept: list[list[int]]
     logits: Tensor | None = None
     valid: Tensor | None = None
+    prompt: Assembled | None = None
 
     def places(self) -> list[list[int]]:
         """Places of all text tokens of each row, rejected ones too."""
@@ -100,7 +104,13 @@ class Reading:
 
 
 class Drafter(Protocol):
-    """Proposes tokens for a batch of requests."""
+    """Proposes tokens for a batch of requests.
+
+    Attributes:
+        feature_layers: Layers of the verifier whose inputs it reads; none for the final hidden states.
+    """
+
+    feature_layers: tuple[int, ...]
 
     def num_nodes(self, block_size: int) -> int:
         """The most tokens that a round proposes to a request; the caches keep room for them."""

@@ -15,10 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache
 
-from tiger.backbones.base import ModelInputs, VisualBank, assemble
+from tiger.backbones.bank import VisualBank
+from tiger.backbones.base import ModelInputs, assemble
 from tiger.backbones.branches import Branches, additive, fork
 from tiger.drafting.routed import RoutedDrafter
-from tiger.routing.selectors import select
+from tiger.routing.selectors import ONCE
 
 
 @dataclass
@@ -144,13 +145,8 @@ def route(
         return Routes(anchors, rows, scores.gather(2, rows) > float("-inf"), scores)
     sources: Sequence[torch.Generator | None] = generators or [None] * len(texts.banks)
     chosen = [
-        [
-            select(drafter.selector, ranking[b, a, : len(bank)], bank.tokens, drafter.num_routed, source)
-            if len(bank)
-            else anchors.new_zeros(0)
-            for a in range(anchors.shape[1])
-        ]
-        for b, (bank, source) in enumerate(zip(texts.banks, sources, strict=True))
+        _choices(drafter, texts, row, anchors[row].tolist(), ranking[row], source)
+        for row, source in enumerate(sources)
     ]
     width = max(len(row) for rows in chosen for row in rows)
     shape = (*anchors.shape, width)
@@ -159,6 +155,26 @@ def route(
         for a, row in enumerate(per_row):
             rows[b, a, : len(row)], valid[b, a, : len(row)] = row, True
     return Routes(anchors, rows, valid, scores)
+
+
+def _choices(
+    drafter: RoutedDrafter,
+    texts: Texts,
+    row: int,
+    anchors: list[int],
+    ranking: Tensor,
+    generator: torch.Generator | None,
+) -> list[Tensor]:
+    """Bank rows of each anchor of one row with scores `ranking` [A, N], chosen as decoding does."""
+    entry, bank, answer = texts.inputs[row], texts.banks[row], texts.answers[row]
+
+    def choose(index: int) -> Tensor:
+        seen, scores = answer[: anchors[index] + 1], ranking[index, : len(bank)]
+        return drafter.choose(entry, bank, scores, seen, generator)
+
+    if drafter.selector in ONCE:
+        return [choose(0)] * len(anchors)
+    return [choose(index) for index in range(len(anchors))]
 
 
 def open_blocks(drafter: RoutedDrafter, texts: Texts, routes: Routes, group: int) -> Branches:

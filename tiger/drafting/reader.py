@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tiger.backbones.base import Backbone, ModelInputs, VisualBank, assemble
+from tiger.backbones.bank import VisualBank
+from tiger.backbones.base import Backbone, ModelInputs, assemble
 from tiger.backbones.cache import BlockCache
 
 

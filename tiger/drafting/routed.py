@@ -9,14 +9,16 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from tiger.backbones.base import Backbone, ModelInputs, Prompt, VisualBank
-from tiger.decoding.acceptance import Sampling, draw
+from tiger.backbones.bank import VisualBank
+from tiger.backbones.base import Backbone, ModelInputs, Prompt
+from tiger.decoding.acceptance import Sampling
 from tiger.decoding.records import PhaseTimer
 from tiger.drafting.base import Reading, TokenTree
+from tiger.drafting.chain import Chain
 from tiger.drafting.compiled import ROOM, CompiledSteps
 from tiger.drafting.reader import Reader
 from tiger.routing.router import Router
-from tiger.routing.selectors import SelectorName, select
+from tiger.routing.selectors import ONCE, READS_IMPORTANCE, READS_TEXT, Evidence, SelectorName, select
 
 Layout = Literal["suffix", "inline"]
 Query = Literal["visual", "text"]
@@ -37,6 +39,7 @@ class RoutedState:
         block: Reads the text with the routed tokens inline (layout `inline` only).
         shown: Bank rows that `block` was read with.
         answers: Decided tokens, the root last.
+        chosen: Rows of each bank, where they are chosen once per request.
     """
 
     inputs: list[ModelInputs]
@@ -49,6 +52,7 @@ class RoutedState:
     block: Reader | None = None
     shown: list[Tensor] | None = None
     answers: list[list[int]] | None = None
+    chosen: list[Tensor] | None = None
 
 
 class RoutedDrafter(nn.Module):
@@ -68,6 +72,8 @@ class RoutedDrafter(nn.Module):
     Raises:
         ValueError: If a setting is out of range.
     """
+
+    feature_layers: tuple[int, ...] = ()
 
     def __init__(
         self,
@@ -119,6 +125,11 @@ class RoutedDrafter(nn.Module):
         """The logits [..., V] that drafts are sampled by, of hidden states [..., D]."""
         return self.temper(self.backbone.logits(hidden))
 
+    @property
+    def viewer(self) -> Backbone:
+        """The model whose visual tokens routes count."""
+        return self.backbone
+
     def compile_steps(self) -> None:
         """Drafts with compiled steps from now on; to be called where the drafter is going to run.
 
@@ -149,7 +160,36 @@ class RoutedDrafter(nn.Module):
     def encode(self, prompts: Sequence[Prompt]) -> tuple[list[ModelInputs], list[VisualBank]]:
         """Prepares prompts and encodes their images; every bank with tokens gets its global token."""
         inputs = [self.backbone.prepare(prompt) for prompt in prompts]
-        return inputs, [bank.with_global() if len(bank) else bank for bank in self.backbone.encode(inputs)]
+        banks = self.backbone.encode(inputs, self.selector in READS_IMPORTANCE)
+        return inputs, [bank.with_global() if len(bank) else bank for bank in banks]
+
+    def choose(
+        self,
+        entry: ModelInputs,
+        bank: VisualBank,
+        scores: Tensor,
+        answer: Sequence[int] | Tensor,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Chooses the routed rows of one request, in decoding and in training alike.
+
+        Args:
+            entry: The prompt.
+            bank: Its visual bank.
+            scores: Router scores [N].
+            answer: Token ids of the answer so far, the root last.
+            generator: Source of randomness.
+
+        Returns:
+            Ascending bank rows; none for a request without images.
+        """
+        if not len(bank):
+            return torch.arange(0, device=scores.device)
+        text = None
+        if self.selector in READS_TEXT:
+            words = torch.as_tensor(answer, dtype=entry.ids.dtype, device=entry.ids.device)
+            text = self.backbone.embed(torch.cat([entry.text_behind, words]))
+        return select(self.selector, Evidence(scores, bank, text, generator), self.num_routed)
 
     def begin(
         self, prompts: Sequence[Prompt], reserve: int, sampling: Sampling, generators: list[torch.Generator]
@@ -160,6 +200,10 @@ class RoutedDrafter(nn.Module):
         state = RoutedState(
             inputs, banks, keys, sampling, list(generators), reserve, answers=[[] for _ in prompts]
         )
+        if self.selector in ONCE:
+            scores = [bank.tokens.new_zeros(len(bank)) for bank in banks]
+            rows = zip(inputs, banks, scores, strict=True)
+            state.chosen = [self.choose(entry, bank, score, []) for entry, bank, score in rows]
         if self.layout == "suffix" or self.selector == "routed":
             room = reserve + max(map(len, banks)) + 1
             context = self.context_rows(banks)
@@ -176,7 +220,7 @@ class RoutedDrafter(nn.Module):
 
     def select_rows(self, state: RoutedState, rows: list[int]) -> None:
         """Keeps the given requests."""
-        for name in ("inputs", "banks", "keys", "generators", "answers", "shown"):
+        for name in ("inputs", "banks", "keys", "generators", "answers", "shown", "chosen"):
             if (values := getattr(state, name)) is not None:
                 setattr(state, name, [values[row] for row in rows])
         for reader in (state.text, state.block):
@@ -207,19 +251,19 @@ class RoutedDrafter(nn.Module):
 
     def _route(self, state: RoutedState, hidden: Tensor | None) -> tuple[list[Tensor], list[Tensor]]:
         """Chosen rows and scores of each request; a text-only request has none."""
+        assert state.answers is not None
         rows, scores = [], []
-        for index, bank in enumerate(state.banks):
+        for index, (entry, bank) in enumerate(zip(state.inputs, state.banks, strict=True)):
             if hidden is not None and len(bank):
                 score = self.router(hidden[None, index : index + 1], state.keys[index][None])[0, 0]
             else:
                 score = bank.tokens.new_zeros(len(bank))
             scores.append(score)
-            if len(bank):
-                rows.append(
-                    select(self.selector, score, bank.tokens, self.num_routed, state.generators[index])
-                )
+            if state.chosen is not None:
+                rows.append(state.chosen[index])
             else:
-                rows.append(torch.arange(0, device=score.device))
+                generator = state.generators[index]
+                rows.append(self.choose(entry, bank, score, state.answers[index], generator))
         return rows, scores
 
     def _open_suffix(self, state: RoutedState, rows: list[Tensor]) -> tuple[Reader, Tensor, list[int]]:
@@ -276,23 +320,13 @@ class RoutedDrafter(nn.Module):
 
     def _draft(self, state: RoutedState, reader: Reader, hidden: Tensor, block_size: int) -> TokenTree:
         """Draws a chain token by token; `reader` stands behind the root."""
-        tokens, probabilities = [], []
+        chain = Chain(state.sampling, state.generators, self.temper)
         if self.compiled is None:
             read = reader.chain(self.backbone, block_size - 1)
         else:
             read = self.compiled.chain(reader, block_size - 1)
         for step in range(block_size):
-            logits = self.backbone.logits(hidden)
-            if state.sampling.is_greedy:
-                chosen = logits.argmax(-1)
-            else:
-                probability = state.sampling.probabilities(self.temper(logits))
-                picks = [draw(row, g) for row, g in zip(probability, state.generators, strict=True)]
-                chosen = torch.tensor(picks, device=logits.device)
-                probabilities.append(probability)
-            tokens.append(chosen)
+            chosen = chain.write(self.backbone.logits(hidden))
             if step < block_size - 1:
                 hidden = read(chosen)
-        return TokenTree(
-            torch.stack(tokens, 1), probabilities=torch.stack(probabilities, 1) if probabilities else None
-        )
+        return chain.tree()

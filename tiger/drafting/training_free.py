@@ -47,6 +47,7 @@ class TrainingFree(ABC, Generic[Memory]):
             with an empty memory.
     """
 
+    feature_layers: tuple[int, ...] = ()
     num_likeliest = 0  # next tokens that are remembered of each token
 
     def __init__(self, warm: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -14,11 +15,15 @@ from tiger.backbones.folders import resolve
 from tiger.backbones.loading import Quantization, load_backbone
 from tiger.decoding.acceptance import Sampling
 from tiger.decoding.autoregressive import AutoregressiveDecoder
+from tiger.decoding.pruners import build_pruner, decoder_options, is_pruner
 from tiger.decoding.records import Generation
 from tiger.decoding.speculative import SpeculativeDecoder
 from tiger.drafting.base import Drafter
-from tiger.drafting.methods import build_method, method_options
+from tiger.drafting.heads.saving import SETTINGS_FILE as HEAD_FILE
+from tiger.drafting.heads.saving import is_head, load_head
+from tiger.drafting.methods import build_method
 from tiger.drafting.routed import RoutedDrafter
+from tiger.drafting.saving import SETTINGS_FILE as DRAFTER_FILE
 from tiger.drafting.saving import load_drafter
 from tiger.evaluation.samples import Journal, fingerprint, from_record, settings_key, to_record
 from tiger.evaluation.timing import Timing, measure
@@ -33,8 +38,8 @@ class Decoders:
 
     Attributes:
         verifier: Folder, hub id or shipped name.
-        drafters: Drafter of each decoder: a model, or a training-free method by name or YAML file; None for
-            the autoregressive one.
+        drafters: Drafter of each decoder: a model or a draft head, or a training-free method or a pruner of
+            the verifier by name or YAML file; None for the autoregressive one.
         tasks: What is decoded for acceptance and scores.
         timed: What is decoded for speed.
         num_timed: So many of its first prompts are.
@@ -83,7 +88,7 @@ class Decoders:
 
     def drafter(self, path: str) -> Drafter:
         """A drafter: a model is loaded once, a method is made anew, as it may remember what it has read."""
-        if (options := method_options(path)) is not None:
+        if (options := decoder_options(path)) is not None:
             return build_method(options)
         key = f"drafter {path}"
         if key not in self.loaded:
@@ -92,6 +97,8 @@ class Decoders:
         return drafter
 
     def _load(self, path: str) -> Drafter:
+        if is_head(folder := resolve(path)):
+            return load_head(folder, self.backbone)
         drafter = load_drafter(path, self.dtype).to(self.backbone.device)
         if self.compile_drafter:
             drafter.compile_steps()
@@ -101,9 +108,27 @@ class Decoders:
         """Longest answer in a set, tokens."""
         return tasks.answer_limit if self.max_new_tokens is None else self.max_new_tokens
 
+    def cost(self, name: str) -> dict[str, float | None]:
+        """What a drafter takes besides the verifier: its weights, and the time of its last training.
+
+        The time is None where nothing was trained, or the drafter's notes do not say.
+        """
+        path = self.drafters[name]
+        if path is None or decoder_options(path) is not None:
+            return {"parameters": 0, "training_seconds": None}
+        drafter: Any = self.drafter(path)
+        files = [resolve(path) / file for file in (HEAD_FILE, DRAFTER_FILE)]
+        notes = [json.loads(file.read_text()) for file in files if file.is_file()]
+        size = sum(parameter.numel() for parameter in drafter.parameters())
+        return {"parameters": size, "training_seconds": notes[0].get("training_seconds") if notes else None}
+
+    def is_lossy(self, name: str) -> bool:
+        """Whether a decoder's text is not meant to be the verifier's: it prunes what the verifier reads."""
+        return is_pruner(self.drafters[name])
+
     def block_size_of(self, name: str, temperature: float) -> int | None:
-        """Tokens that a decoder drafts in one round; None for the autoregressive one."""
-        if self.drafters[name] is None:
+        """Tokens that a decoder drafts in one round; None for one that drafts nothing."""
+        if self.drafters[name] is None or self.is_lossy(name):
             return None
         return self.block_sizes.get(f"{name}@{temperature:g}", self.block_sizes.get(name, self.block_size))
 
@@ -117,6 +142,9 @@ class Decoders:
         """
         limit, sampling = self.limit(tasks or self.tasks), Sampling(temperature)
         path, block_size = self.drafters[name], self.block_size_of(name, temperature)
+        if path is not None and self.is_lossy(name):
+            pruned = build_pruner(decoder_options(path) or {}, self.backbone)
+            return AutoregressiveDecoder(pruned, limit, sampling, self.seed)
         if path is None or block_size is None:
             return AutoregressiveDecoder(self.backbone, limit, sampling, self.seed)
         return SpeculativeDecoder(self.backbone, self.drafter(path), block_size, limit, sampling, self.seed)
@@ -125,7 +153,7 @@ class Decoders:
         """Everything that a decoder's answers depend on."""
         models = [path for path in (self.verifier, self.drafters[name]) if path is not None]
         return {
-            "models": [[path, method_options(path) or fingerprint(resolve(path))] for path in models],
+            "models": [[path, decoder_options(path) or fingerprint(resolve(path))] for path in models],
             "temperature": temperature,
             "block_size": self.block_size_of(name, temperature),
             "max_new_tokens": self.limit(self.tasks),

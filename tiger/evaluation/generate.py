@@ -6,7 +6,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tiger.backbones.base import Prompt
+from tiger.backbones.base import Backbone, Prompt
+from tiger.backbones.folders import resolve
 from tiger.backbones.images import load_image
 from tiger.backbones.loading import Quantization, choose_device, load_backbone
 from tiger.backbones.videos import load_video
@@ -14,6 +15,8 @@ from tiger.decoding.acceptance import Sampling
 from tiger.decoding.autoregressive import AutoregressiveDecoder
 from tiger.decoding.records import Generation
 from tiger.decoding.speculative import SpeculativeDecoder
+from tiger.drafting.base import Drafter
+from tiger.drafting.heads.saving import is_head, load_head
 from tiger.drafting.methods import build_method, method_options
 from tiger.drafting.saving import load_drafter
 from tiger.evaluation.timing import limit_threads, measure
@@ -53,8 +56,8 @@ def generate(
         images: One image file, or several as `'[a.png, b.png]'`, read in this order.
         videos: The same for video files, which are read after the images (Qwen families).
         verifier: Folder, hub id or shipped name of the verifier.
-        drafter: The same for the drafter, or `prompt_lookup`, `token_recycling`, `racer` or a file of
-            `configs/drafter`; null decodes autoregressively.
+        drafter: The same for the drafter or a draft head, or `prompt_lookup`, `token_recycling`, `racer` or a
+            file of `configs/drafter`; null decodes autoregressively.
         block_size: Tokens drafted in one round; in a tree those of its longest branch.
         num_routed: Visual tokens routed per round (K); null for the drafter's own setting.
         max_new_tokens: Longest answer, tokens.
@@ -98,10 +101,9 @@ def generate(
     baseline = AutoregressiveDecoder(backbone, max_new_tokens, sampling, seed)
     decoder: AutoregressiveDecoder | SpeculativeDecoder = baseline
     reader = backbone
-    if drafter is not None and (options := method_options(drafter)):
+    if drafter is not None and (method := _unrouted(drafter, backbone)):
         if num_routed is not None:
             raise ValueError(f"{drafter} routes nothing; leave num_routed out, or give a routed drafter.")
-        method = build_method(options)
         decoder = SpeculativeDecoder(backbone, method, block_size, max_new_tokens, sampling, seed)
     elif drafter is not None:
         loaded = load_drafter(drafter, dtype, num_routed=num_routed).to(backbone.device)
@@ -121,6 +123,13 @@ def generate(
         )
         print(f"Trace written to {trace}")
     return answer
+
+
+def _unrouted(drafter: str, verifier: Backbone) -> Drafter | None:
+    """The training-free method or draft head of this name; None if it is a model."""
+    if (options := method_options(drafter)) is not None:
+        return build_method(options)
+    return load_head(folder, verifier) if is_head(folder := resolve(drafter)) else None
 
 
 def _paths(names: list[str] | str | None) -> list[Path]:

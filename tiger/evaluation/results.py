@@ -12,6 +12,7 @@ from rich.console import Console
 from data_modules.evaluation import TaskSet
 from tiger.decoding.records import Generation
 from tiger.decoding.speculative import SpeculativeDecoder
+from tiger.drafting.heads.routed_head import RoutedHead
 from tiger.drafting.routed import RoutedDrafter
 from tiger.evaluation.decoders import Decoders
 from tiger.evaluation.samples import write_atomic
@@ -23,18 +24,20 @@ def write_traces(bench: Decoders, temperature: float, count: int, page: Path) ->
     """Writes a page with the rounds of the last decoder."""
     name = list(bench.drafters)[-1]
     decoder = bench.build(name, temperature)
-    if not isinstance(decoder, SpeculativeDecoder) or not isinstance(decoder.drafter, RoutedDrafter):
+    if not isinstance(decoder, SpeculativeDecoder) or not isinstance(
+        decoder.drafter, RoutedDrafter | RoutedHead
+    ):
         raise ValueError(
             f"The last decoder, {name!r}, routes nothing; list a routed one last or set num_traces 0."
         )
     prompts = [bench.tasks.prompt(index) for index in range(min(count, len(bench.tasks)))]
-    reader = decoder.drafter.backbone
+    viewer = decoder.drafter.viewer
     answers = decoder.generate(prompts)  # journals keep no router scores
     traces = [
-        Trace(prompt, answer, grids_of(reader, prompt), None)
+        Trace(prompt, answer, grids_of(viewer, prompt), None)
         for prompt, answer in zip(prompts, answers, strict=True)
     ]
-    write_trace_page(page, traces, reader.tokenizer)
+    write_trace_page(page, traces, viewer.tokenizer)
 
 
 def write_export(
@@ -72,7 +75,8 @@ def write_results(
         compared = [tables.difference_row(row) for row in differences if row["dataset"] == tasks.label]
         heading = f"{tasks.label}, " if len(sets) > 1 else ""
         text += (f"\n## {tasks.label}\n\n" if heading else "") + tables.markdown(tables.COLUMNS, rows)
-        for title, columns in (("acceptance", tables.ACCEPTANCE), ("speed", tables.SPEED)):
+        parts = {"acceptance": tables.ACCEPTANCE, "speed": tables.SPEED, "cost": tables.COST}
+        for title, columns in parts.items():
             title = (heading + title) if heading else title.capitalize()
             console.print(tables.terminal(title, columns, tables.pick(rows, columns)), "")
         if compared:

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from data_modules.evaluation import AS_PUBLISHED, SetOptions, load_set
 from tiger.backbones.loading import Quantization, choose_device
-from tiger.drafting.methods import method_options
+from tiger.decoding.pruners import decoder_options
 from tiger.evaluation import cells as entries
 from tiger.evaluation.decoders import BASELINE, Decoders
 from tiger.evaluation.results import write_export, write_results, write_traces
@@ -69,7 +69,8 @@ def benchmark(
     Args:
         verifier: Folder, hub id or shipped name of the verifier.
         decoders: Drafter of each decoder by name: a model, `prompt_lookup`, `token_recycling`, `racer` or a
-            file of `configs/drafter`; null for autoregressive decoding, which is always included.
+            file of `configs/drafter`; null for autoregressive decoding, which is always included. With
+            `sparsevlm`, `vispruner` or a file of `configs/pruner` the verifier reads fewer visual tokens.
         dataset: One or several evaluation sets, see docs/benchmark.md: `synthetic` (held-out test images),
             `mmbench`, `textvqa` and so on; `@speed` behind a name asks for long answers.
         num_prompts: Samples of each set, a seeded subset; null for all.
@@ -186,7 +187,8 @@ class _Measurement:
 
 def _differences(bench: Decoders, temperature: float, how: _Measurement) -> list[dict[str, Any]]:
     """AccLen differences on one set at one temperature."""
-    answers = {name: bench.answers(name, temperature, how.acceptance_batch_size) for name in bench.drafters}
+    names = [name for name in bench.drafters if not bench.is_lossy(name)]
+    answers = {name: bench.answers(name, temperature, how.acceptance_batch_size) for name in names}
     return entries.differences(answers, bench.tasks.label, temperature, how.seed)
 
 
@@ -215,9 +217,12 @@ def _decoded(bench: Decoders, name: str, temperature: float, how: _Measurement) 
     points = entries.points(answers, bench.tasks)
     bench.note_scores(name, temperature, how.acceptance_batch_size, points)
     write_export(how.output, bench.tasks, name, temperature, answers)
+    is_lossy = bench.is_lossy(name)
     return (
-        entries.acceptance(answers, how.seed)
-        | entries.exactness(answers, reference if temperature == 0 else None, bench)
+        {"is_lossy": is_lossy}
+        | bench.cost(name)
+        | entries.acceptance(answers, how.seed, is_lossy)
+        | entries.exactness(answers, None if temperature or is_lossy else reference, bench)
         | entries.scores(answers, bench.tasks, points, how.seed)
     )
 
@@ -266,7 +271,7 @@ def _assert_lossless(cells: Sequence[Mapping[str, Any]]) -> None:
 
 def _check_warm(drafters: Mapping[str, str | None], speed_prompts: int, world_size: int) -> None:
     """Raises ValueError where results of a method that remembers other requests would mean nothing."""
-    options = {name: method_options(path) or {} for name, path in drafters.items() if path is not None}
+    options = {name: decoder_options(path) or {} for name, path in drafters.items() if path is not None}
     warm = [name for name, given in options.items() if given.get("warm")]
     if warm and (speed_prompts or world_size > 1):
         raise ValueError(

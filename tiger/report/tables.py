@@ -25,10 +25,13 @@ COLUMNS = (
     "Latency ms",
     "Other",
     "Exact",
+    "Parameters",
+    "Trained s",
 )
 # Two tables that fit a terminal of 80 columns.
 ACCEPTANCE = ("Decoder", "T", "AccLen [95 %]", "A≥2", "A≥4", "A≥8", "Rounds/token", "Exact")
 SPEED = ("Decoder", "T", "Batch", "Tokens/s", "Speedup", "Latency ms", "Other")
+COST = ("Decoder", "Parameters", "Trained s")
 
 
 def table_row(cell: Cell) -> list[str]:
@@ -44,12 +47,14 @@ def table_row(cell: Cell) -> list[str]:
         str(cell["batch_size"]),
         interval,
         *(_number(survival.get(n), ".2f") for n in (2, 4, 8)),
-        f"{cell['rounds_per_token']:.3f}",
+        _number(cell["rounds_per_token"], ".3f"),
         _number(cell["tokens_per_second"], ".0f"),
         _number(cell["speedup"], ".2f", "x"),
         _number(latency, ".0f"),
         _number(cell["other_share"] if survival else None, ".1%"),
-        _number(cell["exact"], ".1%"),
+        "lossy" if cell["is_lossy"] else _number(cell["exact"], ".1%"),
+        _number(cell["parameters"], ",d"),
+        _number(cell["training_seconds"], ".0f"),
     ]
 
 

@@ -1,53 +1,102 @@
 """How the K routed tokens of a round are chosen: one signature for every policy.
 
-A selector returns scores over the bank; the K highest win, in original order. The global token is row N.
+A selector returns the rows of the bank that are shown. The global token, row N, is chosen like any other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-SelectorName = Literal["routed", "full", "random", "static"]
-Selector = Callable[[Tensor, Tensor, torch.Generator | None], Tensor]
+from tiger.backbones.bank import VisualBank
+from tiger.routing.pruning import important_and_diverse, rated
+
+SelectorName = Literal["routed", "full", "random", "static", "sparsevlm", "vispruner"]
 
 
-def random_scores(scores: Tensor, bank: Tensor, generator: torch.Generator | None) -> Tensor:
-    """A fresh random order [N] every round."""
-    return torch.rand(scores.shape, generator=generator, device=scores.device)
+@dataclass(frozen=True)
+class Evidence:
+    """What a selector may judge by.
+
+    Attributes:
+        scores: Router scores [N].
+        bank: The visual bank, the global token included.
+        text: Embeddings [T, D] of the text behind the images, the root last; None if the policy does not read
+            it, see `READS_TEXT`.
+        generator: Source of randomness.
+    """
+
+    scores: Tensor
+    bank: VisualBank
+    text: Tensor | None = None
+    generator: torch.Generator | None = None
 
 
-def static_scores(scores: Tensor, bank: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Saliency [N] that ignores the text: how far a token lies from the mean of the bank [N, D]."""
-    return (bank - bank.mean(0)).norm(dim=-1)
+Selector = Callable[[Evidence, int], Tensor]
+READS_TEXT = ("sparsevlm",)
+READS_IMPORTANCE = ("vispruner",)
+ONCE = ("full", "static", "vispruner")  # neither text nor chance matters: one choice per request
 
 
-def routed_scores(scores: Tensor, bank: Tensor, generator: torch.Generator | None) -> Tensor:
-    """The router's own scores [N]."""
-    return scores
+def routed_rows(evidence: Evidence, count: int) -> Tensor:
+    """The rows that the router scores highest."""
+    return _highest(evidence.scores, count)
 
 
-SELECTORS: dict[str, Selector] = {"routed": routed_scores, "random": random_scores, "static": static_scores}
+def full_rows(evidence: Evidence, count: int) -> Tensor:
+    """Every row but the global token, whatever `count` is."""
+    return torch.arange(len(evidence.bank) - 1, device=evidence.scores.device)
 
 
-def select(
-    selector: SelectorName,
-    scores: Tensor,
-    bank: Tensor,
-    num_routed: int,
-    generator: torch.Generator | None = None,
-) -> Tensor:
+def random_rows(evidence: Evidence, count: int) -> Tensor:
+    """Other rows every round."""
+    scores = evidence.scores
+    return _highest(torch.rand(scores.shape, generator=evidence.generator, device=scores.device), count)
+
+
+def static_rows(evidence: Evidence, count: int) -> Tensor:
+    """The rows farthest from the mean of the bank, a saliency that ignores the text."""
+    tokens = evidence.bank.tokens
+    return _highest((tokens - tokens.mean(0)).norm(dim=-1), count)
+
+
+def sparsevlm_rows(evidence: Evidence, count: int) -> Tensor:
+    """The rows that the raters among the words so far score highest, see `pruning.rated`."""
+    assert evidence.text is not None
+    return _highest(rated(evidence.bank.tokens, evidence.text), count)
+
+
+def vispruner_rows(evidence: Evidence, count: int) -> Tensor:
+    """Rows of great importance and rows that differ, see `pruning.important_and_diverse`."""
+    assert evidence.bank.importance is not None
+    return important_and_diverse(evidence.bank.importance, evidence.bank.tokens, count)
+
+
+SELECTORS: dict[str, Selector] = {
+    "routed": routed_rows,
+    "full": full_rows,
+    "random": random_rows,
+    "static": static_rows,
+    "sparsevlm": sparsevlm_rows,
+    "vispruner": vispruner_rows,
+}
+
+
+def _highest(scores: Tensor, count: int) -> Tensor:
+    return scores.topk(min(count, len(scores))).indices
+
+
+def select(selector: SelectorName, evidence: Evidence, num_routed: int) -> Tensor:
     """Chooses the routed rows of one request.
 
     Args:
         selector: The policy.
-        scores: Router scores [N].
-        bank: Bank tokens [N, D], the global token included.
+        evidence: What it judges by.
         num_routed: K; a bank of K tokens or fewer is shown whole.
-        generator: Source of randomness of the `random` policy.
 
     Returns:
         Ascending row indices [min(K, N)]; all rows but the global one for `full`.
@@ -59,9 +108,6 @@ def select(
         raise ValueError(
             f"num_routed is {num_routed}; route one visual token or more, or choose selector 'full'."
         )
-    if selector == "full":
-        return torch.arange(len(bank) - 1, device=bank.device)
     if selector not in SELECTORS:
-        raise ValueError(f"Unknown selector {selector!r}; choose one of full, {', '.join(SELECTORS)}.")
-    values = SELECTORS[selector](scores, bank, generator)
-    return values.topk(min(num_routed, len(values))).indices.sort().values
+        raise ValueError(f"Unknown selector {selector!r}; choose one of {', '.join(SELECTORS)}.")
+    return SELECTORS[selector](evidence, num_routed).sort().values

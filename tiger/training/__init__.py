@@ -1,7 +1,8 @@
-"""The two training stages as Lightning modules."""
+"""The training tasks as Lightning modules."""
 
 from tiger.training.acceptance_alignment import AcceptanceAlignment
 from tiger.training.base import DraftTask
+from tiger.training.draft_head_distillation import DraftHeadDistillation
 from tiger.training.kd_warm_start import KDWarmStart
 
-__all__ = ["AcceptanceAlignment", "DraftTask", "KDWarmStart"]
+__all__ = ["AcceptanceAlignment", "DraftHeadDistillation", "DraftTask", "KDWarmStart"]

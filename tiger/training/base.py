@@ -1,18 +1,20 @@
-"""What both training stages share: frozen verifier, drafter, anchors, and validation by real decoding."""
+"""What all training shares: frozen verifier, drafter, anchors, and validation by real decoding."""
 
 from __future__ import annotations
 
 import json
+import time
 from abc import ABC
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import cached_property
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import OptimizerCallable
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torchmetrics import MeanMetric
 
@@ -31,6 +33,7 @@ from tiger.routing.selectors import SelectorName
 from tiger.training import building
 from tiger.training.checkpoints import (
     LORA_KEY,
+    SECONDS_KEY,
     STAGE_KEY,
     VERIFIER_KEY,
     check_stage,
@@ -45,7 +48,7 @@ from tiger.training.views import View, look, recalled
 
 
 class DraftTask(LightningModule, ABC):
-    """A stage of drafter training.
+    """A stage of drafter training; a routed drafter learns unless a task builds another one.
 
     Args:
         verifier: Hub id, folder or shipped name of the verifier.
@@ -123,8 +126,9 @@ class DraftTask(LightningModule, ABC):
         self.optimizer, self.lora = optimizer, lora
         self.learnt: dict[str, Lesson] = {}
         self.views: dict[str, View] = {}
-        self._drafter: RoutedDrafter | None = None
+        self._drafter: Any = None
         self._accepted = MeanMetric()
+        self._earlier_seconds, self._started = 0.0, time.monotonic()
         self._open = ExitStack()
 
     def configure_model(self) -> None:
@@ -145,13 +149,7 @@ class DraftTask(LightningModule, ABC):
         facts = {"verifier": self._verifier_mark, "drafter": fingerprint(self.drafter, exact=True)}
         check_ranks(facts | {"options": json.dumps(dict(self.options), default=lambda v: type(v).__name__)})
         if self.device_mesh is not None:
-            if self.options.remember:
-                raise ValueError(
-                    "remember skips passes on the ranks that know an example, and shards need every rank in "
-                    "every pass. Set remember false, or use the ddp strategy."
-                )
-            mesh = self.device_mesh["data_parallel"]
-            shard(self, self.drafter.backbone, self.frozen, ("training_step", "decode"), mesh)
+            self.shard_models()
         # DDP then neither sends frozen weights around at the start nor buffers, which are constants, at each
         # batch; ranks may have different numbers of validation batches.
         frozen = [n for n, p in self.named_parameters(remove_duplicate=False) if not p.requires_grad]
@@ -169,13 +167,40 @@ class DraftTask(LightningModule, ABC):
         verifier = load_backbone(
             options.verifier, options.verifier_dtype, quantization=options.verifier_quantization
         )
-        drafter = building.load(self.options)
-        check_pair(verifier, drafter.backbone)
         self.verifier: Backbone = verifier.requires_grad_(False).eval()
         self._verifier_mark = fingerprint(verifier.model)
-        self._drafter = building.prepare(drafter, options, self.lora, self._verifier_mark)
-        layers = options.guidance_layers if self.is_guided else 0
-        self.teacher = Teacher(self.verifier, layers, options.guidance_power)
+        self._drafter = self.build_drafter()
+
+    def build_drafter(self) -> nn.Module:
+        """The drafter that is going to learn, in training mode.
+
+        Raises:
+            ValueError: If it does not fit the verifier.
+        """
+        drafter = building.load(self.options)
+        check_pair(self.verifier, drafter.backbone)
+        return building.prepare(drafter, self.options, self.lora, self._verifier_mark)
+
+    def shard_models(self) -> None:
+        """Shards the models over the ranks of the device mesh.
+
+        Raises:
+            ValueError: If an option does not go with shards.
+        """
+        if self.options.remember:
+            raise ValueError(
+                "remember skips passes on the ranks that know an example, and shards need every rank in "
+                "every pass. Set remember false, or use the ddp strategy."
+            )
+        assert self.device_mesh is not None
+        mesh = self.device_mesh["data_parallel"]
+        shard(self, self.drafter.backbone, self.frozen, ("training_step", "decode"), mesh)
+
+    @cached_property
+    def teacher(self) -> Teacher:
+        """The verifier as a teacher of routed drafters."""
+        layers = self.options.guidance_layers if self.is_guided else 0
+        return Teacher(self.verifier, layers, self.options.guidance_power)
 
     def whole_drafter(self) -> RoutedDrafter | None:
         """The drafter without shards, to be saved; every rank must call it.
@@ -203,7 +228,13 @@ class DraftTask(LightningModule, ABC):
     def drafter(self) -> RoutedDrafter:
         """The drafter in training."""
         assert self._drafter is not None, "configure_model has not run"
-        return self._drafter
+        drafter: RoutedDrafter = self._drafter
+        return drafter
+
+    @property
+    def parts(self) -> dict[str, nn.Module]:
+        """What learns, by the names that gradient norms are logged by."""
+        return {"router": self.drafter.router, "drafter": self.drafter.backbone}
 
     @property
     def is_guided(self) -> bool:
@@ -239,6 +270,7 @@ class DraftTask(LightningModule, ABC):
         checkpoint[STAGE_KEY] = self.stage
         checkpoint[VERIFIER_KEY] = self._verifier_mark
         checkpoint[LORA_KEY] = self.lora and asdict(self.lora)
+        checkpoint[SECONDS_KEY] = self.training_seconds
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuses a checkpoint of another stage or verifier.
@@ -248,6 +280,7 @@ class DraftTask(LightningModule, ABC):
         """
         check_stage(checkpoint, self.stage)
         check_verifier(checkpoint, self._verifier_mark)
+        self._earlier_seconds = checkpoint.get(SECONDS_KEY, 0.0)
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
@@ -338,8 +371,14 @@ class DraftTask(LightningModule, ABC):
         """Answers of the batch."""
         return self.decode(batch)
 
+    @property
+    def training_seconds(self) -> float:
+        """Wall-clock time since training started, validation included, and that of interrupted runs."""
+        return self._earlier_seconds + time.monotonic() - self._started
+
     def on_train_start(self) -> None:
         """Checks that all ranks take their share of the same data, from the same place on."""
+        self._started = time.monotonic()
         loader = self.trainer.train_dataloader
         if isinstance(loader, ResumableLoader):
             check_ranks({"training data": json.dumps(loader.state_dict(), sort_keys=True)})
@@ -356,8 +395,8 @@ class DraftTask(LightningModule, ABC):
     on_test_epoch_end = on_predict_epoch_end = on_validation_epoch_end
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Logs the gradient norms of router and drafter apart."""
-        for name, module in (("router", self.drafter.router), ("drafter", self.drafter.backbone)):
+        """Logs the gradient norm of each part."""
+        for name, module in self.parts.items():
             gradients = [full(p.grad.norm()) for p in module.parameters() if p.grad is not None]
             if gradients:
                 self.log(f"gradient/{name}", torch.stack(gradients).norm())

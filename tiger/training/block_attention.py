@@ -27,9 +27,12 @@ def block_attention(
     for row, (lesson, bank) in enumerate(zip(lessons, texts.banks, strict=True)):
         assert lesson.attention is not None, "the teacher was built without guidance"
         attention = resample(lesson.attention, lesson.grids, bank.grids).float()
-        total = torch.nn.functional.pad(attention.cumsum(0), (0, 0, 1, 0))
-        start = anchors[row]
-        end = (start + block_size).clamp_max(len(attention))
-        mean = (total[end] - total[start]) / (end - start)[:, None]
-        result[row, :, : attention.shape[1]] = mean
+        result[row, :, : attention.shape[1]] = over_blocks(attention, anchors[row], block_size)
     return result
+
+
+def over_blocks(attention: Tensor, anchors: Tensor, block_size: int) -> Tensor:
+    """Attention [R, N] of an answer's tokens, averaged over the block behind each anchor [A]: [A, N]."""
+    total = torch.nn.functional.pad(attention.cumsum(0), (0, 0, 1, 0))
+    end = (anchors + block_size).clamp_max(len(attention))
+    return (total[end] - total[anchors]) / (end - anchors)[:, None]

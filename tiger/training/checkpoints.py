@@ -14,6 +14,7 @@ from tiger.drafting.lora import Lora, add_adapters, fold_adapters
 from tiger.drafting.routed import RoutedDrafter
 
 STAGE_KEY, VERIFIER_KEY, LORA_KEY = "stage", "verifier_fingerprint", "lora"
+SECONDS_KEY = "training_seconds"
 
 
 def fingerprint(model: nn.Module, count: int = 1024, exact: bool = False) -> str:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from data_modules.collate import Batch
-from tiger.drafting.blocks import Texts, read_blocks, route
+from tiger.drafting.blocks import read_blocks, route
 from tiger.training.base import DraftTask
 from tiger.training.block_attention import block_attention
 from tiger.training.losses import DIVERGENCES, LossName, chunked, guidance
@@ -79,7 +79,7 @@ class KDWarmStart(DraftTask):
         anchors = self.anchors(batch.examples, generators)
         routes = route(self.drafter, texts, anchors, generators)
         sizes = [len(example.response) for example in batch.examples]
-        blocks, valid = answer_blocks(texts, sizes, anchors, self.block_size)
+        blocks, valid = answer_blocks(texts.answers, sizes, anchors, self.block_size)
         hidden = read_blocks(self.drafter, texts, routes, blocks[:, :, None], valid[:, :, None])[:, :, 0]
         teacher = [
             teacher_rows([getattr(lesson, name) for lesson in lessons], anchors, self.block_size)[valid]
@@ -127,22 +127,29 @@ class KDWarmStart(DraftTask):
         return torch.stack([divergence, F.cross_entropy(logits.float(), tokens, reduction="none")], -1)
 
 
-def answer_blocks(texts: Texts, sizes: list[int], anchors: Tensor, block_size: int) -> tuple[Tensor, Tensor]:
+def answer_blocks(
+    answers: Tensor, sizes: list[int], anchors: Tensor, block_size: int
+) -> tuple[Tensor, Tensor]:
     """The answer's own tokens behind each anchor.
 
     Args:
-        texts: The texts.
-        sizes: Answer lengths R of the rows.
+        answers: Token ids of the padded answers [B, R].
+        sizes: Their lengths.
         anchors: Roots [B, A].
         block_size: Tokens per block.
 
     Returns:
         Tokens [B, A, S] and which of them exist.
     """
-    index = anchors[..., None] + 1 + torch.arange(block_size, device=anchors.device)
-    valid = index < torch.tensor(sizes, device=anchors.device)[:, None, None]
-    padded = texts.answers[:, None].expand(-1, anchors.shape[1], -1)
+    index, valid = answer_places(sizes, anchors, block_size)
+    padded = answers[:, None].expand(-1, anchors.shape[1], -1)
     return padded.gather(2, index.clamp_max(padded.shape[2] - 1)), valid
+
+
+def answer_places(sizes: list[int], anchors: Tensor, block_size: int) -> tuple[Tensor, Tensor]:
+    """Where in the answers the tokens behind each anchor stand [B, A, S], and which of them exist."""
+    index = anchors[..., None] + 1 + torch.arange(block_size, device=anchors.device)
+    return index, index < torch.tensor(sizes, device=anchors.device)[:, None, None]
 
 
 def teacher_rows(values: list[Tensor], anchors: Tensor, block_size: int) -> Tensor:

@@ -13,7 +13,12 @@ from lightning.pytorch.loggers import TensorBoardLogger
 import callbacks  # noqa: F401
 from data_modules import MixtureDataModule, SyntheticDataModule  # noqa: F401
 from tiger.cli import PROGRAM
-from tiger.training import AcceptanceAlignment, DraftTask, KDWarmStart  # noqa: F401
+from tiger.training import (  # noqa: F401
+    AcceptanceAlignment,
+    DraftHeadDistillation,
+    DraftTask,
+    KDWarmStart,
+)
 
 
 class SaveConfig(SaveConfigCallback):

@@ -57,6 +57,18 @@ def ce(teacher: Tensor, student: Tensor) -> Tensor:
     return -q.gather(-1, teacher.argmax(-1, keepdim=True))[..., 0]
 
 
+def soft_ce(teacher: Tensor, student: Tensor) -> Tensor:
+    """Cross-entropy with the verifier's distribution: `kl` plus what the verifier itself is unsure of."""
+    return -(teacher.float().softmax(-1) * student.float().log_softmax(-1)).sum(-1)
+
+
+def list_mle(teacher: Tensor, student: Tensor, count: int = 10) -> Tensor:
+    """-log likelihood that the drafter ranks the verifier's likeliest tokens alike (Xia et al. 2008)."""
+    ranked = teacher.topk(min(count, teacher.shape[-1])).indices
+    scores = student.float().gather(-1, ranked)
+    return (scores.flip(-1).logcumsumexp(-1).flip(-1) - scores).sum(-1)
+
+
 DIVERGENCES: dict[str, Divergence] = {
     "kl": kl,
     "reverse_kl": reverse_kl,

@@ -25,7 +25,7 @@ from tiger.planning.plan import (
 from tiger.planning.report import fitting_line, memory_table, parse_bytes, work_table
 from tiger.planning.shapes import adapter_parameters, shape_of
 from tiger.planning.workload import Workload
-from tiger.training import AcceptanceAlignment, DraftTask
+from tiger.training import AcceptanceAlignment, DraftHeadDistillation, DraftTask
 from tiger.training.teacher_cache import SETTINGS, TOP_K, read_settings
 
 SIZES = {"prompt_tokens": 64, "visual_tokens": 1024, "answer_tokens": 256}
@@ -44,7 +44,7 @@ def plan(options: list[str]) -> Memory:
         The memory of a training step.
 
     Raises:
-        ValueError: If a size is out of range, or LoRA matches nothing.
+        ValueError: If a size is out of range, LoRA matches nothing, or the task trains a draft head.
         FileNotFoundError: If a configuration cannot be found.
     """
     parser = _parser()
@@ -54,6 +54,8 @@ def plan(options: list[str]) -> Memory:
         if config[name] < 0 or (name == "answer_tokens" and config[name] < 1):
             raise ValueError(f"{name} is {config[name]}; give a count of tokens, for an answer 1 or more.")
     task: DraftTask = parser.instantiate(Namespace(model=config.model)).model
+    if isinstance(task, DraftHeadDistillation):
+        raise ValueError("plan counts routed drafters; a draft head has a layer or less. Name another task.")
     settings = task.options
     drafter_config = load_config(settings.drafter)
     verifier, drafter = shape_of(load_config(settings.verifier)), shape_of(drafter_config)

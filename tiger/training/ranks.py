@@ -51,17 +51,18 @@ def any_rank(flag: Tensor) -> bool:
     return bool(found)
 
 
-def global_mean(values: Tensor) -> Tensor:
+def global_mean(values: Tensor, weight: Tensor | None = None) -> Tensor:
     """Mean of values [P, ...] over P and all ranks, though each has a number of its own.
 
     Args:
         values: Values of this rank.
+        weight: What they weigh together, if they are weighted; by default their number.
 
     Returns:
-        This rank's sum over the mean number per rank. Averaged over the ranks, as its gradient is, that is
+        This rank's sum over the mean weight per rank. Averaged over the ranks, as its gradient is, that is
         the mean of the global batch, which one process would compute.
     """
-    count = torch.tensor(float(len(values)), device=values.device)
+    count = torch.tensor(float(len(values)), device=values.device) if weight is None else weight.clone()
     if has_ranks():
         dist.all_reduce(count)
         count = count / dist.get_world_size()

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache
 
-from tiger.backbones.base import Backbone, Prompt, assemble
+from tiger.backbones.bank import VisualBank
+from tiger.backbones.base import Assembled, Backbone, ModelInputs, Prompt, assemble
 from tiger.backbones.branches import Branches, additive
 from tiger.backbones.grids import Grid
 
@@ -77,10 +78,7 @@ class Teacher:
     def _read(
         self, prompts: Sequence[Prompt], answers: Sequence[Tensor], cache: DynamicCache | None
     ) -> Prefixes:
-        inputs = [self.backbone.prepare(prompt) for prompt in prompts]
-        banks = self.backbone.encode(inputs)
-        embed = self.backbone.embed
-        batch = assemble(inputs, banks, [embed(x.ids) for x in inputs], None, [embed(a) for a in answers])
+        inputs, banks, batch = assembled(self.backbone, prompts, answers)
         attention: Tensor | None = None
         if self.guidance_layers:
             hidden, attention = self.backbone.run_with_attention(
@@ -118,6 +116,16 @@ class Teacher:
         return Branches(
             self.backbone, prefixes.cache, roots, positions, additive(visible, hidden.dtype), group
         )
+
+
+def assembled(
+    backbone: Backbone, prompts: Sequence[Prompt], answers: Sequence[Tensor]
+) -> tuple[list[ModelInputs], list[VisualBank], Assembled]:
+    """Prompts and their answers, as a model reads them: inputs, visual banks and the padded batch."""
+    inputs = [backbone.prepare(prompt) for prompt in prompts]
+    banks, embed = backbone.encode(inputs), backbone.embed
+    texts = [embed(entry.ids) for entry in inputs]
+    return inputs, banks, assemble(inputs, banks, texts, None, [embed(answer) for answer in answers])
 
 
 def resample(attention: Tensor, source: Sequence[Grid], target: Sequence[Grid]) -> Tensor:

@@ -11,7 +11,8 @@ from PIL import Image
 from torch import Tensor
 
 from data_modules.collate import Example
-from tiger.backbones.base import ModelInputs, Prompt, VisualBank
+from tiger.backbones.bank import VisualBank
+from tiger.backbones.base import ModelInputs, Prompt
 from tiger.drafting.routed import RoutedDrafter
 
 T = TypeVar("T")

@@ -1,0 +1,1 @@
+"""Draft heads: small modules that read what the verifier made of the text."""
