@@ -44,6 +44,14 @@ def test_tied_group_gives_no_gradient():
         assert advantages(Rewards(terms, torch.ones_like(terms)), credit).abs().max() == 0
 
 
+@pytest.mark.parametrize("credit", ["block", "prefix"])
+def test_a_group_that_earns_the_same_with_different_tokens_gives_no_gradient(credit):
+    chance = torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0]])
+    reward = rewards("token_agreement", chance, torch.full_like(chance, 0.5))
+    assert reward.total.tolist() == [2.0, 2.0]
+    assert advantages(reward, credit).abs().max() == 0
+
+
 def test_dead_tokens_get_no_prefix_credit():
     chance = torch.tensor([[1.0, 0.0, 1.0], [1.0, 1.0, 1.0]])
     weight = advantages(rewards("accepted_prefix", chance, torch.rand_like(chance)), "prefix")

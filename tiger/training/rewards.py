@@ -82,19 +82,23 @@ def advantages(reward: Rewards, credit: Credit, epsilon: float = 1e-4) -> Tensor
     earned before u does not depend on token u, and a dead block earns nothing more, so the expected gradient
     is the same and its variance smaller.
 
+    A group whose blocks earn the same teaches nothing under either credit, even where its blocks earn it with
+    different tokens, as `token_agreement` allows.
+
     Args:
         reward: Rewards of G blocks per anchor.
         credit: Who gets the credit.
-        epsilon: Added to the group's standard deviation.
+        epsilon: Added to the group's standard deviation; a group of no more spread has no weight.
 
     Returns:
         Weights [..., G, S].
     """
     total = reward.total
-    deviation = total.std(-1, unbiased=False, keepdim=True) + epsilon
+    spread = total.std(-1, unbiased=False, keepdim=True)
+    deviation = spread + epsilon
     if credit == "block":
         weight = (total - total.mean(-1, keepdim=True)) / deviation
         return weight[..., None].expand_as(reward.terms)
     ahead = reward.terms.flip(-1).cumsum(-1).flip(-1)
     baseline = ahead.sum(-2, keepdim=True) / reward.alive.sum(-2, keepdim=True).clamp_min(1e-6)
-    return (ahead - reward.alive * baseline) / deviation[..., None]
+    return (ahead - reward.alive * baseline) / deviation[..., None] * (spread > epsilon)[..., None]
