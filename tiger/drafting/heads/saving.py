@@ -106,7 +106,7 @@ def set_weights(head: DraftHead, weights: dict[str, Tensor], file: Path) -> None
         wrong += [f"{name} is {found[name]}, not {needed[name]}" for name in both]
         raise ValueError(
             f"{file} does not fit a {head.method!r} head with {head.settings} for this verifier: "
-            f"{'; '.join(wrong[:4])}. Take weights and settings from one folder, and name the verifier "
-            "and, to start training from it, the method and the options that the head was trained with."
+            f"{'; '.join(wrong[:4])}. Take weights and settings from one folder, name the verifier that "
+            "it was trained with, and start training from a head of the same method and options."
         )
     head.load_state_dict(weights)
