@@ -18,6 +18,7 @@ VERBS = {
     "predict": "Decode the prediction split and return the generations.",
     "generate": "Answer one prompt about an image, showing rounds and speed.",
     "benchmark": "Compare decoders on evaluation sets: AccLen, speed, scores, exactness.",
+    "export": "Write a drafter's folder to publish, with a model card; convert heads of other layouts.",
     "plan": "Memory and work of a pair and a stage, before any weights are there.",
     "data": "Prepare data: mixtures of a recipe, the verifier's lessons for KD.",
 }
@@ -67,7 +68,7 @@ def main(args: list[str] | None = None) -> Any:
         if verb == "data":
             return _data(words[1:])
         options = expand_configs(words[1:])
-        if verb in {"generate", "benchmark"}:
+        if verb in {"generate", "benchmark", "export"}:
             return _call(_function(verb), verb, options)
         if verb == "plan":
             from tiger.training.planning import plan
@@ -169,6 +170,10 @@ def _function(verb: str) -> Callable[..., Any]:
         from tiger.evaluation.generate import generate
 
         return generate
+    if verb == "export":
+        from tiger.evaluation.export import export
+
+        return export
     from tiger.evaluation.runner import benchmark
 
     return benchmark
@@ -178,7 +183,10 @@ def _call(function: Callable[..., Any], verb: str, options: list[str]) -> Any:
     """Calls a function with its arguments taken from the command line and `--config` files."""
     from jsonargparse import auto_cli
 
-    return auto_cli(function, args=options, as_positional=False, prog=f"{PROGRAM} {verb}", allow_abbrev=False)
+    positional = verb == "export"
+    return auto_cli(
+        function, args=options, as_positional=positional, prog=f"{PROGRAM} {verb}", allow_abbrev=False
+    )
 
 
 def _lightning(verb: str, options: list[str]) -> Any:

@@ -90,8 +90,9 @@ def check_weights(folder: Path) -> None:
     if pickled:
         raise FileNotFoundError(
             f"{folder} lacks {missing[0]} and holds {pickled[0]}. Only safetensors are read, because pickled "
-            "weights can run code. Convert them where you trust their source: load the model with "
-            "transformers and save_pretrained it, or take a revision that has safetensors."
+            "weights can run code. Convert them where you trust their source: load a model with transformers "
+            "and save_pretrained it, a head with `torch.load(file, weights_only=True)` and write it with "
+            "safetensors' `save_file`. Or take a revision that has safetensors."
         )
     raise FileNotFoundError(_lack(folder, missing))
 

@@ -134,12 +134,7 @@ class Eagle3(DraftHead):
                 f"draft_vocab_size is {size}, and ids end below {known}. Give that many, "
                 "or build the head with another size."
             )
-        if self.verifier.eos_ids and not set(self.verifier.eos_ids) & set(chosen):
-            warnings.warn(
-                f"None of the {size} ids ends an answer ({self.verifier.eos_ids}): ends are never drafted. "
-                "Put one among them.",
-                stacklevel=2,
-            )
+        warn_without_end(self.verifier, chosen)
         self.draft_ids = torch.tensor(chosen, device=self.lm_head.weight.device)
         self._start(self.draft_ids)
 
@@ -197,3 +192,13 @@ def default_layers(verifier: Backbone) -> tuple[int, ...]:
     last = verifier.num_layers - 1
     first = min(max(2, verifier.num_deepstack), last)
     return tuple(sorted({first, max(first, (last + 1) // 2), max(first, last - 2)}))
+
+
+def warn_without_end(verifier: Backbone, ids: Sequence[int]) -> None:
+    """Warns of a draft vocabulary in which no answer ends."""
+    if verifier.eos_ids and not set(verifier.eos_ids) & set(ids):
+        warnings.warn(
+            f"None of the {len(ids)} ids ends an answer ({verifier.eos_ids}): ends are never drafted. "
+            "Put one among them.",
+            stacklevel=3,
+        )

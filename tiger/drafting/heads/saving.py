@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from tiger.backbones.base import Backbone
 from tiger.drafting.heads.base import DraftHead
@@ -87,13 +88,25 @@ def load_weights(head: DraftHead, folder: Path) -> None:
     """
     if not (folder / WEIGHTS_FILE).is_file():
         raise FileNotFoundError(f"{folder} holds no {WEIGHTS_FILE}. Copy or fetch the whole folder.")
-    weights = load_file(folder / WEIGHTS_FILE)
-    own = {name: tuple(value.shape) for name, value in head.state_dict().items()}
-    shapes = {name: tuple(value.shape) for name, value in weights.items()}
-    if own != shapes:
-        wrong = sorted(own.items() ^ shapes.items())
+    set_weights(head, load_file(folder / WEIGHTS_FILE), folder / WEIGHTS_FILE)
+
+
+def set_weights(head: DraftHead, weights: dict[str, Tensor], file: Path) -> None:
+    """Gives a head weights that were read from a file.
+
+    Raises:
+        ValueError: If they do not fit, naming the first that are too many, missing or of another shape.
+    """
+    needed = {name: list(value.shape) for name, value in head.state_dict().items()}
+    found = {name: list(value.shape) for name, value in weights.items()}
+    if needed != found:
+        wrong = [f"{name} {found[name]} has no place" for name in sorted(found.keys() - needed.keys())]
+        wrong += [f"{name} {needed[name]} is missing" for name in sorted(needed.keys() - found.keys())]
+        both = sorted(name for name in needed.keys() & found.keys() if needed[name] != found[name])
+        wrong += [f"{name} is {found[name]}, not {needed[name]}" for name in both]
         raise ValueError(
-            f"{folder / WEIGHTS_FILE} does not fit its settings, at {wrong[:4]}. Take both from one folder, "
-            "and start training from a head of the same method and options."
+            f"{file} does not fit a {head.method!r} head with {head.settings} for this verifier: "
+            f"{'; '.join(wrong[:4])}. Take weights and settings from one folder, name the verifier that "
+            "it was trained with, and start training from a head of the same method and options."
         )
     head.load_state_dict(weights)
