@@ -12,6 +12,8 @@ from typing import Any
 
 from PIL import Image
 
+from tiger.backbones.images import upright_rgb, upright_size
+
 LARGEST_ASPECT = 200  # image processors of the Qwen family refuse longer strips
 
 
@@ -45,7 +47,7 @@ class Picture:
     def __init__(self, encoded: Path | bytes | Image.Image, name: str = "") -> None:
         self.encoded, self.name = encoded, name
         with self._open() as image:
-            self.size: tuple[int, int] = image.size
+            self.size: tuple[int, int] = upright_size(image)
         if max(self.size) > LARGEST_ASPECT * min(self.size):
             raise SkipRow("extreme_aspect", name)
 
@@ -66,7 +68,7 @@ class Picture:
         """
         with self._open() as image:
             try:
-                return image.convert("RGB")
+                return upright_rgb(image)
             except (OSError, SyntaxError, ValueError) as error:
                 raise SkipRow("unreadable_image", self.name) from error
 

@@ -1,10 +1,15 @@
 import copy
 import json
+import re
 
+import numpy as np
 import pytest
 import torch
 from helpers import fresh_backbone, hf_inputs, picture, prompts, save_backbone, tiny_backbone
+from PIL import Image
 
+from data_modules.sources.record import Picture
+from tiger.backbones.base import Prompt
 from tiger.backbones.images import load_image
 from tiger.backbones.loading import check_pair, load_backbone
 from tiger.backbones.qwen3_vl import Qwen3VLBackbone
@@ -102,6 +107,31 @@ def test_images_are_read_in_rgb(tmp_path):
     image = load_image(tmp_path / "a.png")
     assert image.mode == "RGB"
     assert image.tobytes() == picture().tobytes()
+
+
+def test_images_are_turned_as_their_exif_says(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by a quarter
+    plain = Image.new("RGB", (40, 20), "red")
+    plain.paste("blue", (0, 0, 20, 20))
+    plain.save(tmp_path / "turned.png", exif=exif)
+    image, encoded = load_image(tmp_path / "turned.png"), Picture(tmp_path / "turned.png")
+    assert image.size == encoded.size == encoded.decode().size == (20, 40)
+    assert image.getpixel((10, 5)) == (0, 0, 255)
+    assert image.getpixel((10, 35)) == (255, 0, 0)
+
+
+def test_greys_of_16_bits_keep_their_shades(tmp_path):
+    ramp = np.linspace(0, 65535, 64 * 4).astype(np.uint16).reshape(4, 64)
+    Image.fromarray(ramp).save(tmp_path / "grey.png")
+    found = np.asarray(load_image(tmp_path / "grey.png"))[..., 0]
+    np.testing.assert_allclose(found, ramp / 257, atol=1)
+
+
+@pytest.mark.parametrize("mark", ["<|image_pad|>", "<|video_pad|>"])
+def test_marks_of_visual_tokens_in_a_question_are_named(mark):
+    with pytest.raises(ValueError, match=rf"prompt 'q7' holds {re.escape(mark)}"):
+        tiny_backbone().prepare(Prompt(f"What is {mark}?", (picture(),), id="q7"))
 
 
 def test_missing_image(tmp_path):

@@ -118,7 +118,10 @@ def test_low_precision_logits_become_full_precision_probabilities():
 
 
 @pytest.mark.parametrize(
-    "options", [{"temperature": -0.1}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.1}], ids=str
+    "options",
+    [{"temperature": t} for t in (-0.1, 1e-45, float("nan"), float("inf"))]
+    + [{"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.1}],
+    ids=str,
 )
 def test_values_out_of_range_are_refused(options):
     with pytest.raises(ValueError, match="out of range"):

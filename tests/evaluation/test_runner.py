@@ -191,7 +191,11 @@ def test_a_retrained_drafter_is_decoded_again(done, pair, tmp_path, monkeypatch)
         ({"device": "cuda:99"}, "device is 'cuda:99', but torch sees"),
         ({"dataset": "imagenet"}, "Unknown data set 'imagenet'; choose one of synthetic"),
         ({"num_prompts": 0}, "num_prompts is 0"),
-        ({"speed_repeats": 0, "temperatures": [0.0], "decoders": {}}, "0 repeats"),
+        ({"speed_repeats": 0}, "speed_repeats is 0"),
+        ({"temperatures": []}, "temperatures is .*; name one value or more"),
+        ({"temperatures": [0.0, 0.0]}, "each once"),
+        ({"temperatures": [float("nan")]}, "out of range"),
+        ({"batch_sizes": []}, "batch_sizes is .*; name one value or more"),
     ],
 )
 def test_errors_say_what_is_wrong(pair, tmp_path, changes, message):

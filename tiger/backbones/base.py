@@ -19,7 +19,7 @@ from transformers.cache_utils import Cache
 from tiger.backbones.attention import record_attention
 from tiger.backbones.bank import VisualBank
 from tiger.backbones.cache import BlockCache
-from tiger.backbones.chat import messages, video_options
+from tiger.backbones.chat import check_text, messages, video_options
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -248,8 +248,9 @@ class Backbone(nn.Module, ABC):
         """Applies the chat template and the image and video processors.
 
         Raises:
-            ValueError: If the prompt is longer than the context, holds videos that the family cannot read, or
-                there is no chat template or none with a place for its images or videos.
+            ValueError: If the prompt is longer than the context, holds videos that the family cannot read or
+                tokens that stand for images, or there is no chat template or none with a place for its
+                images or videos.
         """
         if prompt.prepared is not None:
             inputs = prompt.prepared
@@ -264,6 +265,7 @@ class Backbone(nn.Module, ABC):
                 "own repository beside its processor files, or set processor.chat_template."
             )
         else:
+            check_text(prompt, self.processor)
             batch = self.processor.apply_chat_template(
                 messages(prompt),
                 tokenize=True,

@@ -38,6 +38,21 @@ def messages(prompt: Prompt) -> list[dict[str, Any]]:
     return [*(system if prompt.system else []), {"role": "user", "content": content}]
 
 
+def check_text(prompt: Prompt, processor: Any) -> None:
+    """Checks that a prompt's text holds no token by which the processor marks visual tokens.
+
+    Raises:
+        ValueError: If it does.
+    """
+    names = ("image_token", "video_token")
+    marks = {getattr(processor, name, None) or IMAGE for name in names} - {IMAGE}
+    if found := sorted(mark for mark in marks if mark in prompt.text):
+        raise ValueError(
+            f"The text of prompt {prompt.id!r} holds {', '.join(found)}, which marks visual tokens. Take it "
+            f"out; a picture's place in the text is {IMAGE}."
+        )
+
+
 def _frames(video: Video) -> np.ndarray:
     """The frames; a single one twice, because processors join frames in pairs and refuse one alone."""
     return video.frames if len(video.frames) > 1 else video.frames.repeat(2, axis=0)

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from tiger.decoding.records import ROOT
 
+LOWEST_TEMPERATURE = 1e-3  # logits divided by less overflow
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -34,8 +36,12 @@ class Sampling:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.temperature < 0 or self.top_k < 0 or not 0 < self.top_p <= 1:
-            raise ValueError(f"{self} is out of range: temperature >= 0, top_k >= 0, 0 < top_p <= 1.")
+        fits = self.temperature == 0 or LOWEST_TEMPERATURE <= self.temperature < float("inf")
+        if not fits or self.top_k < 0 or not 0 < self.top_p <= 1:
+            raise ValueError(
+                f"{self} is out of range: temperature 0 (greedy) or >= {LOWEST_TEMPERATURE:g}, top_k >= 0, "
+                "0 < top_p <= 1."
+            )
 
     @property
     def is_greedy(self) -> bool:

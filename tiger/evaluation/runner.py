@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from data_modules.evaluation import AS_PUBLISHED, SetOptions, load_set
 from tiger.backbones.loading import Quantization, choose_device
+from tiger.decoding.acceptance import Sampling
 from tiger.decoding.pruners import decoder_options
 from tiger.evaluation import cells as entries
 from tiger.evaluation.decoders import BASELINE, Decoders
@@ -110,6 +111,7 @@ def benchmark(
     names = [dataset] if isinstance(dataset, str) else dataset
     _check(drafters, block_sizes or {}, [block_size, acceptance_batch_size, *batch_sizes])
     _check_sets(names, set_options or {}, speed_dataset, speed_prompts)
+    _check_cells(temperatures, batch_sizes, speed_repeats)
     limit_threads(num_threads)
     options = dict.fromkeys([*names, *([speed_dataset] if speed_dataset else [])], AS_PUBLISHED)
     options |= set_options or {}
@@ -237,6 +239,17 @@ def _check_sets(
         raise ValueError(f"set_options names {', '.join(unknown)}; the sets are {', '.join(names)}.")
     if speed_prompts < 0:
         raise ValueError(f"speed_prompts is {speed_prompts}; time one prompt or more, or 0 for none.")
+
+
+def _check_cells(temperatures: Sequence[float], batch_sizes: Sequence[int], speed_repeats: int) -> None:
+    """Raises ValueError where there is nothing to measure, or something twice."""
+    for name, values in (("temperatures", temperatures), ("batch_sizes", batch_sizes)):
+        if not values or len(set(values)) < len(values):
+            raise ValueError(f"{name} is {list(values)}; name one value or more, each once.")
+    for temperature in temperatures:
+        Sampling(temperature)
+    if speed_repeats < 1:
+        raise ValueError(f"speed_repeats is {speed_repeats}; measure once or more, or set speed_prompts 0.")
 
 
 def _decode(
