@@ -118,9 +118,7 @@ class DraftTask(LightningModule, ABC):
                 f"guidance_layers is {guidance_layers}; take 1 or more, or set guidance_weight 0."
             )
         if remember and train_vision:
-            raise ValueError(
-                "remember keeps visual banks, which change while the tower trains; set one of them off."
-            )
+            raise ValueError("remember keeps visual banks, which train_vision changes; set one of them off.")
         self.save_hyperparameters()
         self.strict_loading = False
         self.optimizer, self.lora = optimizer, lora
@@ -163,10 +161,8 @@ class DraftTask(LightningModule, ABC):
 
     def build(self) -> None:
         """Loads both models; the verifier stays frozen, in evaluation mode and out of checkpoints."""
-        options = self.options
-        verifier = load_backbone(
-            options.verifier, options.verifier_dtype, quantization=options.verifier_quantization
-        )
+        name, dtype, bits = map(self.options.get, ("verifier", "verifier_dtype", "verifier_quantization"))
+        verifier = load_backbone(name, dtype, quantization=bits)
         self.verifier: Backbone = verifier.requires_grad_(False).eval()
         self._verifier_mark = fingerprint(verifier.model)
         self._drafter = self.build_drafter()
