@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tiger.decoding.records import ROOT
 
-LOWEST_TEMPERATURE = 1e-3  # logits divided by less overflow
+LOWEST_TEMPERATURE = 1e-6  # logits divided by much less overflow
 
 
 @dataclass(frozen=True)
