@@ -31,7 +31,7 @@ demo: $(STAMP) ## Train both stages on the tiny pair and benchmark the drafters 
 	$(PY) -m tiger benchmark --config configs/experiment/demo_benchmark.yaml
 
 compare: export OMP_NUM_THREADS := 1
-compare: $(STAMP) ## Train every draft head alike on the tiny verifier and benchmark all methods (an hour)
+compare: $(STAMP) ## Train every draft head alike on the tiny verifier and benchmark all methods (long)
 	@mkdir -p runs/compare
 	# Two at a time, each on a core; the first ones leave the verifier's answers to the others.
 	@printf '%s\n' $(HEADS) | xargs -P 2 -I{} sh -c '$(PY) -m tiger fit \

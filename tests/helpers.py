@@ -42,6 +42,13 @@ def tiny_backbone(role="verifier", seed=0, layers=3):
     return Qwen3VLBackbone(_model(role, seed, layers), processor())
 
 
+def ending_backbone(eos_ids=()):
+    """The tiny verifier whose answers end at the given ids only."""
+    backbone = tiny_backbone()
+    backbone.eos_ids = tuple(eos_ids)
+    return backbone
+
+
 def fresh_backbone(role="verifier", seed=0, layers=3):
     """The same with a model of its own."""
     return Qwen3VLBackbone(copy.deepcopy(_model(role, seed, layers)), processor())

@@ -71,6 +71,3 @@ class TableBackbone(Backbone):
     def logits(self, hidden: Tensor) -> Tensor:
         size = self.vocab_size
         return torch.einsum("...i,...j,ijv->...v", hidden[..., :size], hidden[..., size:], self.table)
-
-    def run_with_attention(self, batch, num_layers, power=1.0, cache=None) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError

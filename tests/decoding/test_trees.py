@@ -3,7 +3,7 @@ from random import Random
 
 import pytest
 import torch
-from helpers import prompts, tiny_backbone
+from helpers import ending_backbone, prompts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -108,13 +108,7 @@ def test_any_tree_gives_the_verifiers_text(seed, hidden, rows):
 
 @pytest.fixture(scope="module")
 def expected():
-    return AutoregressiveDecoder(tiny(), NEW).generate(BATCH)
-
-
-def tiny(eos_ids=()):
-    backbone = tiny_backbone()
-    backbone.eos_ids = tuple(eos_ids)
-    return backbone
+    return AutoregressiveDecoder(ending_backbone(), NEW).generate(BATCH)
 
 
 def scripted(answers, seed=0, hidden=0.9):
@@ -124,7 +118,7 @@ def scripted(answers, seed=0, hidden=0.9):
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_trees_on_the_tiny_verifier(expected, rows, seed):
-    decoder = SpeculativeDecoder(tiny(), scripted(expected, seed, hidden=0.6), 16, NEW)
+    decoder = SpeculativeDecoder(ending_backbone(), scripted(expected, seed, hidden=0.6), 16, NEW)
     found = [a for i in range(0, 4, rows) for a in decoder.generate(BATCH[i : i + rows])]
     assert tokens(found) == tokens(expected)
     rounds = [entry for answer in found for entry in answer.rounds]
@@ -140,7 +134,7 @@ def test_end_token_inside_a_path(expected, place):
     cut = [a.tokens[: a.tokens.index(eos) + 1] if eos in a.tokens else a.tokens for a in expected]
     for seed in range(3):
         drafter = scripted(expected, seed, hidden=1.0)
-        found = SpeculativeDecoder(tiny([eos]), drafter, 16, NEW).generate(BATCH)
+        found = SpeculativeDecoder(ending_backbone([eos]), drafter, 16, NEW).generate(BATCH)
         assert tokens(found) == cut
         assert drafter.batch_sizes == sorted(drafter.batch_sizes, reverse=True)
         for answer in found:
@@ -150,7 +144,7 @@ def test_end_token_inside_a_path(expected, place):
 
 @pytest.mark.parametrize("limit", [1, 2, 5, 6])
 def test_limit_inside_a_path(expected, limit):
-    found = SpeculativeDecoder(tiny(), scripted(expected, hidden=1.0), 16, limit).generate(BATCH)
+    found = SpeculativeDecoder(ending_backbone(), scripted(expected, hidden=1.0), 16, limit).generate(BATCH)
     for answer, whole in zip(found, expected, strict=True):
         assert answer.tokens == whole.tokens[:limit]
         assert sum(entry.accepted + (entry.bonus >= 0) for entry in answer.rounds) == limit - 1
@@ -158,7 +152,7 @@ def test_limit_inside_a_path(expected, limit):
 
 
 def test_trees_stop_at_the_context_limit(expected, monkeypatch):
-    backbone = tiny()
+    backbone = ending_backbone()
     length = len(backbone.prepare(BATCH[0]).ids)
     monkeypatch.setattr(backbone.model.config.text_config, "max_position_embeddings", length + 7)
     answer = SpeculativeDecoder(backbone, scripted(expected), 16, NEW).generate(BATCH[:1])[0]
@@ -169,7 +163,7 @@ def test_a_tree_larger_than_the_cache_is_refused(expected):
     drafter = scripted(expected)
     drafter.num_nodes = lambda block_size: 1
     with pytest.raises(ValueError, match=r"The cache holds \d+ tokens but \d+ are needed.*smaller tree"):
-        SpeculativeDecoder(tiny(), drafter, 16, 2).generate(BATCH)
+        SpeculativeDecoder(ending_backbone(), drafter, 16, 2).generate(BATCH)
 
 
 SETTINGS = [Sampling(1.0), Sampling(1.0, top_p=0.9)]

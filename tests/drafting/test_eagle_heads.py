@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import fresh_backbone, picture, prompts, tiny_backbone
+from helpers import ending_backbone, fresh_backbone, picture, prompts, tiny_backbone
 from standins import FAMILIES, save_standin
 
 from tests.backbones.test_families import PROMPTS
@@ -27,15 +27,9 @@ BATCH = prompts(4)
 SMALL = {"total_tokens": 14, "depth": 2, "top_k": 3}
 
 
-def tiny(eos_ids=()):
-    backbone = tiny_backbone()
-    backbone.eos_ids = tuple(eos_ids)
-    return backbone
-
-
 def new_head(name, backbone=None, **settings):
     torch.manual_seed(5)
-    backbone = backbone or tiny()
+    backbone = backbone or ending_backbone()
     if name == "eagle3" and isinstance(backbone, TableBackbone):
         settings["layers"] = ()  # its only layer has no hidden states
     return build_head(name, backbone, **SMALL | settings).eval()
@@ -43,7 +37,7 @@ def new_head(name, backbone=None, **settings):
 
 @pytest.fixture(scope="module")
 def expected():
-    return AutoregressiveDecoder(tiny(), NEW).generate(BATCH)
+    return AutoregressiveDecoder(ending_backbone(), NEW).generate(BATCH)
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -62,7 +56,7 @@ def trained(name, expected):
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("block_size", [1, 8])
 def test_greedy_text_is_the_verifiers(expected, trained, rows, block_size):
-    decoder = SpeculativeDecoder(tiny(), trained, block_size, NEW)
+    decoder = SpeculativeDecoder(ending_backbone(), trained, block_size, NEW)
     found = [a for i in range(0, 4, rows) for a in decoder.generate(BATCH[i : i + rows])]
     assert tokens(found) == tokens(expected)
     for answer in found:
@@ -75,15 +69,15 @@ def test_greedy_text_is_the_verifiers(expected, trained, rows, block_size):
 
 def test_ends_are_those_of_the_verifier(expected, trained):
     eos = expected[1].tokens[6]
-    cut = AutoregressiveDecoder(tiny([eos]), NEW).generate(BATCH)
+    cut = AutoregressiveDecoder(ending_backbone([eos]), NEW).generate(BATCH)
     assert len(set(map(len, tokens(cut)))) > 1
-    assert tokens(SpeculativeDecoder(tiny([eos]), trained, 8, NEW).generate(BATCH)) == tokens(cut)
+    assert tokens(SpeculativeDecoder(ending_backbone([eos]), trained, 8, NEW).generate(BATCH)) == tokens(cut)
 
 
 def test_sampled_answers_are_those_drawn_without_a_drafter(trained):
     sampling = Sampling(1.0, top_p=0.9)
-    alone = AutoregressiveDecoder(tiny(), NEW, sampling, seed=3).generate(BATCH)
-    decoder = SpeculativeDecoder(tiny(), trained, 8, NEW, sampling, seed=3)
+    alone = AutoregressiveDecoder(ending_backbone(), NEW, sampling, seed=3).generate(BATCH)
+    decoder = SpeculativeDecoder(ending_backbone(), trained, 8, NEW, sampling, seed=3)
     assert tokens(decoder.generate(BATCH)) == tokens(alone)
     assert tokens(decoder.generate(BATCH[::-1])) == tokens(alone)[::-1]
 
@@ -169,7 +163,7 @@ def fresh(head, prompt, said, block_size):
 def test_drafting_equals_unrolling_from_the_verifiers_features(expected, trained):
     batch = BATCH[:3]
     watch = Watch(trained, batch, expected)
-    found = SpeculativeDecoder(tiny(), watch, 3, 10).generate(batch)
+    found = SpeculativeDecoder(ending_backbone(), watch, 3, 10).generate(batch)
     assert tokens(found) == [answer[:10] for answer in tokens(expected)[:3]]
     assert watch.rounds > 2
     assert max(entry.accepted for answer in found for entry in answer.rounds) > 1
@@ -199,9 +193,11 @@ def test_every_weight_learns(name, expected, batch):
 
 def test_a_saved_head_drafts_alike(trained, expected, tmp_path):
     save_head(trained, tmp_path)
-    loaded = load_head(tmp_path, tiny())
+    loaded = load_head(tmp_path, ending_backbone())
     assert loaded.settings == trained.settings
-    first, second = (SpeculativeDecoder(tiny(), head, 8, NEW).generate(BATCH) for head in (trained, loaded))
+    first, second = (
+        SpeculativeDecoder(ending_backbone(), head, 8, NEW).generate(BATCH) for head in (trained, loaded)
+    )
     assert [[e.drafted for e in a.rounds] for a in first] == [[e.drafted for e in a.rounds] for a in second]
     with pytest.raises(ValueError, match="is a head for another verifier: it needs num_layers 3, not 2"):
         load_head(tmp_path, tiny_backbone(layers=2))
@@ -226,4 +222,4 @@ def test_half_precision_answers(name):
 
 def test_unknown_settings_are_refused(name):
     with pytest.raises(ValueError, match=f"Head '{name}' cannot take .*'width'"):
-        build_head(name, tiny(), width=3)
+        build_head(name, ending_backbone(), width=3)

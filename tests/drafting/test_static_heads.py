@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from helpers import prompts, tiny_backbone
+from helpers import ending_backbone, prompts
 from standins import FAMILIES, save_standin
 
 from tests.decoding.table import TableBackbone
@@ -33,21 +33,15 @@ def build(name, verifier):
     return build_head(name.split()[0], verifier, **HEADS[name]).eval()
 
 
-def tiny(eos_ids=()):
-    backbone = tiny_backbone()
-    backbone.eos_ids = tuple(eos_ids)
-    return backbone
-
-
 @pytest.fixture(scope="module")
 def expected():
-    return AutoregressiveDecoder(tiny(), NEW).generate(BATCH)
+    return AutoregressiveDecoder(ending_backbone(), NEW).generate(BATCH)
 
 
 @pytest.fixture(scope="module")
 def trained(expected):
     """Heads that have learnt the first three answers, by name."""
-    heads = {name: build(name, tiny()) for name in HEADS}
+    heads = {name: build(name, ending_backbone()) for name in HEADS}
     for head in heads.values():
         fit(head, BATCH[:3], tokens(expected)[:3], depth=3, steps=12)
     return heads
@@ -56,7 +50,7 @@ def trained(expected):
 @pytest.mark.parametrize("name", HEADS)
 @pytest.mark.parametrize("rows", [1, 4])
 def test_greedy_text_is_the_verifiers(expected, trained, name, rows):
-    decoder = SpeculativeDecoder(tiny(), trained[name], 8, NEW)
+    decoder = SpeculativeDecoder(ending_backbone(), trained[name], 8, NEW)
     found = [a for i in range(0, 4, rows) for a in decoder.generate(BATCH[i : i + rows])]
     assert tokens(found) == tokens(expected)
     for answer in found:
@@ -67,16 +61,18 @@ def test_greedy_text_is_the_verifiers(expected, trained, name, rows):
 @pytest.mark.parametrize("name", HEADS)
 def test_rows_that_end_leave_the_others_alone(expected, trained, name):
     eos = expected[1].tokens[6]
-    cut = AutoregressiveDecoder(tiny([eos]), NEW).generate(BATCH)
+    cut = AutoregressiveDecoder(ending_backbone([eos]), NEW).generate(BATCH)
     assert len(set(map(len, tokens(cut)))) > 1
-    assert tokens(SpeculativeDecoder(tiny([eos]), trained[name], 8, NEW).generate(BATCH)) == tokens(cut)
+    assert tokens(
+        SpeculativeDecoder(ending_backbone([eos]), trained[name], 8, NEW).generate(BATCH)
+    ) == tokens(cut)
 
 
 @pytest.mark.parametrize("name", HEADS)
 def test_sampled_answers_are_those_drawn_without_a_drafter(trained, name):
     sampling = Sampling(1.0, top_p=0.9)
-    alone = AutoregressiveDecoder(tiny(), NEW, sampling, seed=3).generate(BATCH)
-    decoder = SpeculativeDecoder(tiny(), trained[name], 8, NEW, sampling, seed=3)
+    alone = AutoregressiveDecoder(ending_backbone(), NEW, sampling, seed=3).generate(BATCH)
+    decoder = SpeculativeDecoder(ending_backbone(), trained[name], 8, NEW, sampling, seed=3)
     assert tokens(decoder.generate(BATCH)) == tokens(alone)
     assert tokens(decoder.generate(BATCH[::-1])) == tokens(alone)[::-1]
 
@@ -121,7 +117,7 @@ def test_drafts_are_scored_as_in_training(monkeypatch, trained, name):
     head, drafted, depth = trained[name], [], 3
     score = head.score
     monkeypatch.setattr(head, "score", lambda hidden: drafted.append(score(hidden)) or drafted[-1])
-    answers = SpeculativeDecoder(tiny(), head, depth, NEW).generate(BATCH)
+    answers = SpeculativeDecoder(ending_backbone(), head, depth, NEW).generate(BATCH)
     monkeypatch.undo()
     text, first = read_texts(head, BATCH, tokens(answers))
     for row, answer in enumerate(answers):
@@ -151,10 +147,12 @@ def test_saved_heads_draft_alike(tmp_path, trained, name):
     head = trained[name]
     save_head(head, tmp_path)
     assert is_head(tmp_path)
-    loaded = load_head(tmp_path, tiny())
+    loaded = load_head(tmp_path, ending_backbone())
     assert type(loaded) is type(head)
     assert loaded.settings == head.settings
-    rounds = [SpeculativeDecoder(tiny(), h, 4, NEW).generate(BATCH[:1])[0].rounds for h in (head, loaded)]
+    rounds = [
+        SpeculativeDecoder(ending_backbone(), h, 4, NEW).generate(BATCH[:1])[0].rounds for h in (head, loaded)
+    ]
     assert [entry.drafted for entry in rounds[0]] == [entry.drafted for entry in rounds[1]]
     with pytest.raises(ValueError, match="is a head for another verifier: it needs hidden_size 192, not 12"):
         load_head(tmp_path, TableBackbone(TABLES["verifier"]))

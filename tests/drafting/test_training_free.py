@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from helpers import prompts, tiny_backbone
+from helpers import ending_backbone, prompts
 
 from tests.decoding.table import TableBackbone
 from tests.decoding.test_greedy_equality import check_records, tokens
@@ -27,21 +27,15 @@ EVERY = [{"method": name} for name in METHODS] + WARM
 GENERATORS = [torch.Generator()]
 
 
-def tiny(eos_ids=()):
-    backbone = tiny_backbone()
-    backbone.eos_ids = tuple(eos_ids)
-    return backbone
-
-
 @pytest.fixture(scope="module")
 def expected():
-    return AutoregressiveDecoder(tiny(), NEW).generate(BATCH)
+    return AutoregressiveDecoder(ending_backbone(), NEW).generate(BATCH)
 
 
 @pytest.mark.parametrize("options", EVERY, ids=str)
 @pytest.mark.parametrize("rows", [1, 4])
 def test_greedy_text_is_the_verifiers(expected, options, rows):
-    decoder = SpeculativeDecoder(tiny(), build_method(options), 8, NEW)
+    decoder = SpeculativeDecoder(ending_backbone(), build_method(options), 8, NEW)
     found = [a for i in range(0, 4, rows) for a in decoder.generate(BATCH[i : i + rows])]
     assert tokens(found) == tokens(expected)
     for answer in found:
@@ -52,18 +46,18 @@ def test_greedy_text_is_the_verifiers(expected, options, rows):
 @pytest.mark.parametrize("options", EVERY, ids=str)
 def test_ends_are_those_of_the_verifier(expected, options):
     eos = expected[1].tokens[6]
-    cut = AutoregressiveDecoder(tiny([eos]), NEW).generate(BATCH)
+    cut = AutoregressiveDecoder(ending_backbone([eos]), NEW).generate(BATCH)
     assert len(set(map(len, tokens(cut)))) > 1
-    assert tokens(SpeculativeDecoder(tiny([eos]), build_method(options), 8, NEW).generate(BATCH)) == tokens(
-        cut
-    )
+    assert tokens(
+        SpeculativeDecoder(ending_backbone([eos]), build_method(options), 8, NEW).generate(BATCH)
+    ) == tokens(cut)
 
 
 @pytest.mark.parametrize("options", EVERY, ids=str)
 def test_sampled_answers_are_those_drawn_without_a_drafter(options):
     sampling = Sampling(1.0, top_p=0.9)
-    alone = AutoregressiveDecoder(tiny(), NEW, sampling, seed=3).generate(BATCH)
-    decoder = SpeculativeDecoder(tiny(), build_method(options), 8, NEW, sampling, seed=3)
+    alone = AutoregressiveDecoder(ending_backbone(), NEW, sampling, seed=3).generate(BATCH)
+    decoder = SpeculativeDecoder(ending_backbone(), build_method(options), 8, NEW, sampling, seed=3)
     assert tokens(decoder.generate(BATCH)) == tokens(alone)
     assert tokens(decoder.generate(BATCH[::-1])) == tokens(alone)[::-1]
 
@@ -92,17 +86,17 @@ def test_a_warm_memory_outlives_its_request(options):
     def acceptance(decoder):
         return [sum(e.accepted for e in decoder.generate([prompt])[0].rounds) for prompt in BATCH]
 
-    warm = SpeculativeDecoder(tiny(), build_method(options), 8, NEW)
-    cold = SpeculativeDecoder(tiny(), build_method(options | {"warm": False}), 8, NEW)
+    warm = SpeculativeDecoder(ending_backbone(), build_method(options), 8, NEW)
+    cold = SpeculativeDecoder(ending_backbone(), build_method(options | {"warm": False}), 8, NEW)
     first, again = acceptance(warm), acceptance(warm)
     assert sum(again) > sum(first)
     assert acceptance(cold) == acceptance(cold)
 
 
 class Spy:
-    feature_layers = ()
-
     """What a drafter is shown of the verifier's passes."""
+
+    feature_layers = ()
 
     def __init__(self, inner):
         self.inner, self.readings = inner, []
@@ -115,7 +109,7 @@ class Spy:
 
 
 def test_readings_show_text_and_paths_only(expected):
-    backbone, spy = tiny(), Spy(build_method({"method": "token_recycling"}))
+    backbone, spy = ending_backbone(), Spy(build_method({"method": "token_recycling"}))
     SpeculativeDecoder(backbone, spy, 8, NEW).generate(BATCH)
     inputs = [backbone.prepare(prompt) for prompt in BATCH]
     prompt, *rounds = spy.readings
