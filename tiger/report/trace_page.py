@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from jinja2 import Environment, PackageLoader, select_autoescape
 from PIL import Image
 
@@ -67,6 +68,7 @@ def write_trace_page(
     path.write_text(page, encoding="utf-8")
 
 
+@torch.inference_mode()
 def grids_of(backbone: Backbone, prompt: Prompt) -> tuple[Grid, ...]:
     """The token grids of a prompt's images and videos, as `backbone` reads them."""
     return backbone.encode([backbone.prepare(prompt)])[0].grids
