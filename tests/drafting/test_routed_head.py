@@ -3,14 +3,11 @@
 import pytest
 import torch
 from helpers import prompts, tiny_backbone
-from standins import FAMILIES, save_standin
 
-from tests.backbones.test_families import PROMPTS
 from tests.decoding.table import TableBackbone
 from tests.decoding.test_greedy_equality import check_records, tokens
 from tests.decoding.test_sampled_distribution import EOS, LENGTH, TABLES, p_value
 from tests.drafting.head_texts import fit, read_texts
-from tiger.backbones.loading import load_backbone
 from tiger.decoding.acceptance import Sampling
 from tiger.decoding.autoregressive import AutoregressiveDecoder
 from tiger.decoding.speculative import SpeculativeDecoder
@@ -128,17 +125,6 @@ def test_samples_follow_the_verifier(form, sampling):
     made = RoutedHead(toy, form, num_layers=1, layers=()).eval()
     made.log_draft_temperature.data.fill_(-0.7)  # any temperature of the drafts is exact
     assert p_value(SpeculativeDecoder(toy, made, 2, LENGTH, sampling), sampling, samples=2000) > 0.01
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_family(form, family, tmp_path):
-    backbone = load_backbone(save_standin(family, tmp_path))
-    backbone.eos_ids = ()
-    batch = [PROMPTS[key] for key in ("one image", "text", "images of many sizes", "images in the text")]
-    made = RoutedHead(backbone, form, num_layers=1, num_routed=4).eval()
-    found = SpeculativeDecoder(backbone, made, 4, 12).generate(batch)
-    assert tokens(found) == tokens(AutoregressiveDecoder(backbone, 12).generate(batch))
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -169,7 +169,7 @@ def test_attention_is_kept_only_for_guidance(pair, tmp_path):
     off = "--model.init_args.guidance_weight=0.0"
     fill(pair, tmp_path / "cache", "--top_k=16", off)
     cache = TeacherCache(tmp_path / "cache")
-    assert cache(next(iter(cache.places)), torch.device("cpu")).attention.numel() == 0
+    assert cache(next(iter(cache.places)), torch.device("cpu"))["attention"].numel() == 0
     fit(pair, tmp_path / "cache", off)
     with pytest.raises(ValueError, match="was not kept"):
         fit(pair, tmp_path / "cache")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ from tiger.decoding.requests import Listener, Requests
 from tiger.decoding.verifier import Verifier
 from tiger.drafting.base import Drafter, TokenTree
 
-ACCEPTANCES = ("exact", "typical_lossy")
+Acceptance = Literal["exact", "typical_lossy"]
 
 
 class SpeculativeDecoder:
@@ -56,12 +57,12 @@ class SpeculativeDecoder:
         max_new_tokens: int = 128,
         sampling: Sampling | None = None,
         seed: int = 0,
-        acceptance: str = "exact",
+        acceptance: Acceptance = "exact",
     ) -> None:
         if block_size < 1:
             raise ValueError(f"block_size is {block_size}; a round drafts one token or more.")
-        if acceptance not in ACCEPTANCES:
-            raise ValueError(f"There is no acceptance {acceptance!r}; choose {' or '.join(ACCEPTANCES)}.")
+        if acceptance not in (known := get_args(Acceptance)):
+            raise ValueError(f"There is no acceptance {acceptance!r}; choose {' or '.join(known)}.")
         self.shares_inputs = False
         if isinstance(small := getattr(drafter, "backbone", None), Backbone):
             check_pair(verifier, small)

@@ -14,17 +14,15 @@ from tiger.backbones.base import Backbone, Prompt, PromptTooLong
 from tiger.backbones.folders import resolve
 from tiger.backbones.loading import Quantization, load_backbone
 from tiger.decoding.acceptance import Sampling
-from tiger.decoding.autoregressive import AutoregressiveDecoder
-from tiger.decoding.pruners import build_pruner, decoder_options, is_pruner
+from tiger.decoding.autoregressive import Reads
+from tiger.decoding.pruners import decoder_options, is_pruner
 from tiger.decoding.records import Generation
-from tiger.decoding.speculative import SpeculativeDecoder
+from tiger.decoding.speculative import Acceptance, SpeculativeDecoder
 from tiger.drafting.base import Drafter
 from tiger.drafting.heads.saving import SETTINGS_FILE as HEAD_FILE
-from tiger.drafting.heads.saving import is_head, load_head
-from tiger.drafting.methods import build_method
 from tiger.drafting.routed import RoutedDrafter
 from tiger.drafting.saving import SETTINGS_FILE as DRAFTER_FILE
-from tiger.drafting.saving import load_drafter
+from tiger.evaluation.building import Decoder, build_decoder, load_method
 from tiger.evaluation.samples import Journal, fingerprint, from_record, settings_key, to_record
 from tiger.evaluation.timing import Timing, measure
 
@@ -53,6 +51,7 @@ class Decoders:
         verifier_quantization: Bits of the verifier's weights, see `load_backbone`.
         device: Where to compute.
         compile_drafter: Whether the drafters' steps are compiled.
+        acceptances: How drafts are accepted, by name, see `SpeculativeDecoder`; exactly by default.
         loaded: Models by name, which the decoders of several sets share.
     """
 
@@ -71,6 +70,7 @@ class Decoders:
     verifier_quantization: Quantization | None = None
     device: str = "cpu"
     compile_drafter: bool = False
+    acceptances: Mapping[str, Acceptance] = field(default_factory=dict)
     loaded: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -86,22 +86,15 @@ class Decoders:
         backbone: Backbone = self.loaded["verifier"]
         return backbone
 
-    def drafter(self, path: str) -> Drafter:
-        """A drafter: a model is loaded once, a method is made anew, as it may remember what it has read."""
-        if (options := decoder_options(path)) is not None:
-            return build_method(options)
+    def method(self, path: str) -> Drafter | Reads:
+        """What drafts: a model is loaded once, a method is made anew, as it may remember what it has read."""
+        if decoder_options(path) is not None:
+            return load_method(path, self.backbone)
         key = f"drafter {path}"
         if key not in self.loaded:
-            self.loaded[key] = self._load(path)
+            compile_steps = self.compile_drafter
+            self.loaded[key] = load_method(path, self.backbone, self.dtype, compile_steps=compile_steps)
         drafter: Drafter = self.loaded[key]
-        return drafter
-
-    def _load(self, path: str) -> Drafter:
-        if is_head(folder := resolve(path)):
-            return load_head(folder, self.backbone)
-        drafter = load_drafter(path, self.dtype).to(self.backbone.device)
-        if self.compile_drafter:
-            drafter.compile_steps()
         return drafter
 
     def limit(self, tasks: TaskSet) -> int:
@@ -116,41 +109,50 @@ class Decoders:
         path = self.drafters[name]
         if path is None or decoder_options(path) is not None:
             return {"parameters": 0, "training_seconds": None}
-        drafter: Any = self.drafter(path)
+        drafter: Any = self.method(path)
         files = [resolve(path) / file for file in (HEAD_FILE, DRAFTER_FILE)]
         notes = [json.loads(file.read_text()) for file in files if file.is_file()]
         size = sum(parameter.numel() for parameter in drafter.parameters())
         return {"parameters": size, "training_seconds": notes[0].get("training_seconds") if notes else None}
 
-    def is_lossy(self, name: str) -> bool:
-        """Whether a decoder's text is not meant to be the verifier's: it prunes what the verifier reads."""
+    def is_pruned(self, name: str) -> bool:
+        """Whether a decoder drafts nothing, but prunes what the verifier reads."""
         return is_pruner(self.drafters[name])
+
+    def is_lossy(self, name: str, temperature: float) -> bool:
+        """Whether a decoder's text is not meant to be the verifier's: it prunes, or accepts too much."""
+        return self.is_pruned(name) or self.acceptance_of(name, temperature) != "exact"
+
+    def acceptance_of(self, name: str, temperature: float) -> Acceptance:
+        """How a decoder accepts drafts; at temperature 0 every way is exact."""
+        return self.acceptances.get(name, "exact") if temperature else "exact"
 
     def block_size_of(self, name: str, temperature: float) -> int | None:
         """Tokens that a decoder drafts in one round; None for one that drafts nothing."""
-        if self.drafters[name] is None or self.is_lossy(name):
+        if self.drafters[name] is None or self.is_pruned(name):
             return None
         return self.block_sizes.get(f"{name}@{temperature:g}", self.block_sizes.get(name, self.block_size))
 
-    def build(
-        self, name: str, temperature: float, tasks: TaskSet | None = None
-    ) -> AutoregressiveDecoder | SpeculativeDecoder:
+    def build(self, name: str, temperature: float, tasks: TaskSet | None = None) -> Decoder:
         """A ready decoder for the given set, by default `tasks`.
 
         Raises:
             ValueError: If drafter and verifier have different tokenizers.
         """
-        limit, sampling = self.limit(tasks or self.tasks), Sampling(temperature)
-        path, block_size = self.drafters[name], self.block_size_of(name, temperature)
-        if path is not None and self.is_lossy(name):
-            pruned = build_pruner(decoder_options(path) or {}, self.backbone)
-            return AutoregressiveDecoder(pruned, limit, sampling, self.seed)
-        if path is None or block_size is None:
-            return AutoregressiveDecoder(self.backbone, limit, sampling, self.seed)
-        return SpeculativeDecoder(self.backbone, self.drafter(path), block_size, limit, sampling, self.seed)
+        path = self.drafters[name]
+        return build_decoder(
+            self.backbone,
+            None if path is None else self.method(path),
+            self.block_size_of(name, temperature) or self.block_size,
+            self.limit(tasks or self.tasks),
+            Sampling(temperature),
+            self.seed,
+            self.acceptance_of(name, temperature),
+        )
 
     def settings(self, name: str, temperature: float) -> dict[str, Any]:
         """Everything that a decoder's answers depend on."""
+        acceptance = self.acceptance_of(name, temperature)
         models = [path for path in (self.verifier, self.drafters[name]) if path is not None]
         return {
             "models": [[path, decoder_options(path) or fingerprint(resolve(path))] for path in models],
@@ -162,6 +164,7 @@ class Decoders:
             **({"quantization": self.verifier_quantization} if self.verifier_quantization else {}),
             **({"device": self.device} if self.device != "cpu" else {}),
             **({"compiled": True} if self.compile_drafter else {}),
+            **({"acceptance": acceptance} if acceptance != "exact" else {}),
             "prompts": self.ids,
             "set": self.tasks.settings(),
         }
@@ -270,9 +273,7 @@ def _none_fits(tasks: TaskSet) -> ValueError:
     )
 
 
-def _too_long(
-    prompts: Sequence[Prompt], decoders: Sequence[AutoregressiveDecoder | SpeculativeDecoder]
-) -> list[str]:
+def _too_long(prompts: Sequence[Prompt], decoders: Sequence[Decoder]) -> list[str]:
     """Ids of the prompts that a model of the decoders cannot read."""
     drafters = [decoder.drafter for decoder in decoders if isinstance(decoder, SpeculativeDecoder)]
     readers = [decoder.verifier.backbone for decoder in decoders[:1]]
@@ -287,9 +288,7 @@ def _too_long(
     return found
 
 
-def _records(
-    decoder: AutoregressiveDecoder | SpeculativeDecoder, prompts: Sequence[Prompt]
-) -> list[dict[str, Any]]:
+def _records(decoder: Decoder, prompts: Sequence[Prompt]) -> list[dict[str, Any]]:
     """Answers as records; a prompt that is too long gets one that says so."""
     try:
         return [to_record(answer) for answer in decoder.generate(prompts)]

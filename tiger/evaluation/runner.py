@@ -12,7 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from data_modules.evaluation import AS_PUBLISHED, SetOptions, load_set
 from tiger.backbones.loading import Quantization, choose_device
 from tiger.decoding.acceptance import Sampling
-from tiger.decoding.pruners import decoder_options
+from tiger.decoding.pruners import decoder_options, is_pruner
+from tiger.decoding.speculative import Acceptance
 from tiger.evaluation import cells as entries
 from tiger.evaluation.decoders import BASELINE, Decoders
 from tiger.evaluation.results import write_export, write_results, write_traces
@@ -53,6 +54,7 @@ def benchmark(
     verifier_quantization: Quantization | None = None,
     device: str | None = None,
     compile_drafter: bool = False,
+    acceptances: dict[str, Acceptance] | None = None,
 ) -> list[dict[str, Any]]:
     """Compares decoders: what is accepted, how fast and good it is, whether the text is the verifier's own.
 
@@ -96,6 +98,8 @@ def benchmark(
         verifier_quantization: Store the verifier's weights in 4 or 8 bits; needs the extra `quantization`.
         device: Where to compute: cpu, cuda or cuda:N; null for a GPU if there is one.
         compile_drafter: Compile the drafters' steps.
+        acceptances: `typical_lossy` by decoder: above temperature 0 it accepts what the verifier finds likely
+            enough, as Medusa does, so that its answers no longer follow the verifier. All others are exact.
 
     Returns:
         The entries of `metrics.json`; none in processes other than the first.
@@ -109,7 +113,7 @@ def benchmark(
     place = choose_device(device)
     drafters = {BASELINE: None} | decoders
     names = [dataset] if isinstance(dataset, str) else dataset
-    _check(drafters, block_sizes or {}, [block_size, acceptance_batch_size, *batch_sizes])
+    _check(drafters, block_sizes or {}, acceptances or {}, [block_size, acceptance_batch_size, *batch_sizes])
     _check_sets(names, set_options or {}, speed_dataset, speed_prompts)
     _check_cells(temperatures, batch_sizes, speed_repeats)
     limit_threads(num_threads)
@@ -141,6 +145,7 @@ def benchmark(
         verifier_quantization,
         str(place),
         compile_drafter,
+        acceptances or {},
     )
     benches = [first, *(replace(first, tasks=tasks, timed=timed or tasks) for tasks in sets[1:])]
     _decode(benches, temperatures, acceptance_batch_size, shards)
@@ -189,7 +194,7 @@ class _Measurement:
 
 def _differences(bench: Decoders, temperature: float, how: _Measurement) -> list[dict[str, Any]]:
     """AccLen differences on one set at one temperature."""
-    names = [name for name in bench.drafters if not bench.is_lossy(name)]
+    names = [name for name in bench.drafters if not bench.is_lossy(name, temperature)]
     answers = {name: bench.answers(name, temperature, how.acceptance_batch_size) for name in names}
     return entries.differences(answers, bench.tasks.label, temperature, how.seed)
 
@@ -219,11 +224,11 @@ def _decoded(bench: Decoders, name: str, temperature: float, how: _Measurement) 
     points = entries.points(answers, bench.tasks)
     bench.note_scores(name, temperature, how.acceptance_batch_size, points)
     write_export(how.output, bench.tasks, name, temperature, answers)
-    is_lossy = bench.is_lossy(name)
+    is_lossy = bench.is_lossy(name, temperature)
     return (
         {"is_lossy": is_lossy}
         | bench.cost(name)
-        | entries.acceptance(answers, how.seed, is_lossy)
+        | entries.acceptance(answers, how.seed, bench.is_pruned(name))
         | entries.exactness(answers, None if temperature or is_lossy else reference, bench)
         | entries.scores(answers, bench.tasks, points, how.seed)
     )
@@ -294,7 +299,12 @@ def _check_warm(drafters: Mapping[str, str | None], speed_prompts: int, world_si
         )
 
 
-def _check(drafters: Mapping[str, str | None], block_sizes: Mapping[str, int], sizes: Sequence[int]) -> None:
+def _check(
+    drafters: Mapping[str, str | None],
+    block_sizes: Mapping[str, int],
+    acceptances: Mapping[str, Acceptance],
+    sizes: Sequence[int],
+) -> None:
     """Raises ValueError for settings that cannot be run, before any model is loaded."""
     for name, path in drafters.items():
         if (path is None) != (name == BASELINE):
@@ -304,5 +314,10 @@ def _check(drafters: Mapping[str, str | None], block_sizes: Mapping[str, int], s
     unknown = [key for key in block_sizes if key.split("@")[0] not in drafters]
     if unknown:
         raise ValueError(f"block_sizes names {', '.join(unknown)}; the decoders are {', '.join(drafters)}.")
+    drafting = [name for name, path in drafters.items() if path is not None and not is_pruner(path)]
+    if unknown := [name for name in acceptances if name not in drafting]:
+        raise ValueError(
+            f"acceptances names {', '.join(unknown)}; the decoders that draft are {', '.join(drafting)}."
+        )
     if min([*sizes, *block_sizes.values()]) < 1:
         raise ValueError(f"Block and batch sizes must be one or more, got {[*sizes, *block_sizes.values()]}.")

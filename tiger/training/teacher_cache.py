@@ -1,15 +1,16 @@
-"""The verifier's lessons on disk: the likeliest tokens, the mass of all others, and where it looks.
+"""The verifier's lessons on disk.
 
-A cache is a folder with `settings.json`, which says what it depends on, and shards of the same number of
-examples in the order of the data. A shard is written under another name and renamed, so a killed run leaves
-whole shards, and the next run makes the missing ones.
+For KD they are the likeliest tokens, the mass of all others, and where the verifier looks; for draft heads
+its hidden states, see `head_lessons`. A cache is a folder with `settings.json`, which says what it depends
+on, and shards of the same number of examples in the order of the data. A shard is written under another name
+and renamed, so a killed run leaves whole shards, and the next run makes the missing ones.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -24,7 +25,6 @@ from tiger.training.teacher import Lesson
 
 SETTINGS = "settings.json"
 TOP_K = 64  # tokens kept at each answer position, unless another number is asked for
-PARTS = ("log_p", "ids", "tail", "attention", "grids")
 LEAST_TAIL = 1e-9  # the logarithm of nothing is no number
 
 
@@ -36,21 +36,23 @@ class CacheSettings:
         verifier: Fingerprint of the verifier's weights.
         verifier_dtype: Type of its weights.
         data: Name of the training data, the verifier's answers included.
-        temperature: Divides the logits.
-        top_k: Tokens kept at each position.
+        temperature: Divides the logits; None for draft heads.
+        top_k: Tokens kept at each position; None for draft heads.
         guidance: Layers and exponent of the attention that is kept; None where none is kept.
         num_examples: Examples of the data.
         shard_size: Examples of a shard.
+        layers: Layers whose inputs a draft head reads, none for the final hidden states; None for KD.
     """
 
     verifier: str
     verifier_dtype: str
     data: str
-    temperature: float
-    top_k: int
+    temperature: float | None
+    top_k: int | None
     guidance: tuple[int, float] | None
     num_examples: int
     shard_size: int
+    layers: tuple[int, ...] | None = None
 
     @property
     def num_shards(self) -> int:
@@ -85,6 +87,7 @@ def condense(lesson: Lesson, logits: Tensor, settings: CacheSettings) -> dict[st
         logits: Verifier logits [R, V] of its hidden states.
         settings: How much is kept.
     """
+    assert settings.top_k is not None and settings.temperature is not None  # noqa: PT018
     log_p = (logits.float() / settings.temperature).log_softmax(-1)
     top = log_p.topk(settings.top_k, dim=-1)
     tail = log_p.double().exp().scatter(-1, top.indices, 0.0).sum(-1)
@@ -120,7 +123,7 @@ def coarse(logits: Tensor, ids: Tensor) -> Tensor:
 
 
 class TeacherCache:
-    """Reads lessons by the name of their prompt.
+    """Reads what is kept of lessons, by the name of their prompt.
 
     Args:
         folder: A whole cache.
@@ -144,12 +147,16 @@ class TeacherCache:
                 "`python -m tiger data cache-teacher` again with the same options; it makes the missing ones."
             )
         self.places: dict[str, Path] = {}
+        self.parts: set[str] = set()
         for index in range(self.settings.num_shards):
             with safe_open(path := shard_path(folder, index), "pt") as shard:
-                self.places |= {name.rpartition("/")[0]: path for name in shard.keys()}  # noqa: SIM118
+                for entry in shard.keys():  # noqa: SIM118
+                    name, _, part = entry.rpartition("/")
+                    self.places[name] = path
+                    self.parts.add(part)
 
-    def __call__(self, name: str, device: torch.device) -> CachedLesson:
-        """The lesson of a prompt.
+    def __call__(self, name: str, device: torch.device) -> dict[str, Tensor]:
+        """What is kept of the lesson of a prompt.
 
         Raises:
             ValueError: If the prompt is not in the cache.
@@ -157,8 +164,23 @@ class TeacherCache:
         if name not in self.places:
             raise ValueError(f"The teacher cache {self.folder} has no lesson for prompt {name!r}.")
         with safe_open(self.places[name], "pt") as shard:
-            kept = {part: shard.get_tensor(f"{name}/{part}").to(device) for part in PARTS}
-        return restore(kept)
+            return {part: shard.get_tensor(f"{name}/{part}").to(device) for part in self.parts}
+
+
+def open_cache(folder: Path, needed: Callable[[CacheSettings], CacheSettings]) -> TeacherCache:
+    """Opens a cache and checks that it is what a run needs.
+
+    Args:
+        folder: A whole cache.
+        needed: The settings that the run needs of a cache with the given ones, of which it may take sizes.
+
+    Raises:
+        FileNotFoundError: If there is none, or it is not whole.
+        ValueError: Naming the first setting that differs.
+    """
+    cache = TeacherCache(folder)
+    check_cache(cache.settings, needed(cache.settings), folder)
+    return cache
 
 
 def check_cache(found: CacheSettings, wanted: CacheSettings, folder: Path) -> None:
@@ -171,6 +193,7 @@ def check_cache(found: CacheSettings, wanted: CacheSettings, folder: Path) -> No
         "verifier": "its lessons come from another verifier",
         "verifier_dtype": "its verifier had weights of another type",
         "data": "its lessons are on other training data or answers",
+        "layers": "it was made for another task, or for a draft head that reads other layers",
         "temperature": "its probabilities are at another temperature",
         "guidance": "its attention is of other layers or exponent, or was not kept (guidance_weight was 0)",
         "num_examples": "its data have another number of examples",
@@ -189,8 +212,8 @@ def check_cache(found: CacheSettings, wanted: CacheSettings, folder: Path) -> No
 def read_settings(folder: Path) -> CacheSettings:
     """The settings of a cache."""
     content = json.loads((folder / SETTINGS).read_text())
-    guidance = content.pop("guidance")
-    return CacheSettings(**content, guidance=tuple(guidance) if guidance else None)
+    tuples = {name: tuple(value) for name, value in content.items() if isinstance(value, list)}
+    return CacheSettings(**content | tuples)
 
 
 def write_settings(folder: Path, settings: CacheSettings) -> None:
