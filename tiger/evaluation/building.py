@@ -9,6 +9,7 @@ from tiger.decoding.autoregressive import AutoregressiveDecoder, Reads
 from tiger.decoding.pruners import build_pruner, decoder_options, is_pruner
 from tiger.decoding.speculative import Acceptance, SpeculativeDecoder
 from tiger.drafting.base import Drafter
+from tiger.drafting.chain import end_early
 from tiger.drafting.heads.saving import is_head, load_head
 from tiger.drafting.methods import build_method
 from tiger.drafting.saving import load_drafter
@@ -22,6 +23,7 @@ def load_method(
     dtype: str = "float32",
     num_routed: int | None = None,
     compile_steps: bool = False,
+    confidence_threshold: float = 0.0,
 ) -> Drafter | Reads:
     """What drafts for a verifier, or reads in its place.
 
@@ -32,6 +34,7 @@ def load_method(
         dtype: Name of a torch dtype, for models; heads take the verifier's.
         num_routed: Visual tokens routed per round (K) of a routed drafter; None for its own setting.
         compile_steps: Whether the steps of a model are compiled.
+        confidence_threshold: Where routed drafters and heads end a block early, see `Chain`.
 
     Returns:
         A drafter in evaluation mode on the verifier's device, or a pruned verifier.
@@ -48,11 +51,14 @@ def load_method(
         )
     if options is not None:
         return build_pruner(options, verifier) if is_pruner(name) else build_method(options)
+    drafter: Drafter
     if is_head(folder := resolve(name)):
-        return load_head(folder, verifier)
-    drafter = load_drafter(name, dtype, num_routed=num_routed).to(verifier.device)
-    if compile_steps:
-        drafter.compile_steps()
+        drafter = load_head(folder, verifier)
+    else:
+        drafter = routed = load_drafter(name, dtype, num_routed=num_routed).to(verifier.device)
+        if compile_steps:
+            routed.compile_steps()
+    end_early(drafter, confidence_threshold)
     return drafter
 
 

@@ -51,6 +51,7 @@ class Decoders:
         verifier_quantization: Bits of the verifier's weights, see `load_backbone`.
         device: Where to compute.
         compile_drafter: Whether the drafters' steps are compiled.
+        confidence_threshold: Where routed drafters and heads end a block early, see `Chain`.
         acceptances: How drafts are accepted, by name, see `SpeculativeDecoder`; exactly by default.
         loaded: Models by name, which the decoders of several sets share.
     """
@@ -70,6 +71,7 @@ class Decoders:
     verifier_quantization: Quantization | None = None
     device: str = "cpu"
     compile_drafter: bool = False
+    confidence_threshold: float = 0.0
     acceptances: Mapping[str, Acceptance] = field(default_factory=dict)
     loaded: dict[str, Any] = field(default_factory=dict)
 
@@ -92,8 +94,13 @@ class Decoders:
             return load_method(path, self.backbone)
         key = f"drafter {path}"
         if key not in self.loaded:
-            compile_steps = self.compile_drafter
-            self.loaded[key] = load_method(path, self.backbone, self.dtype, compile_steps=compile_steps)
+            self.loaded[key] = load_method(
+                path,
+                self.backbone,
+                self.dtype,
+                compile_steps=self.compile_drafter,
+                confidence_threshold=self.confidence_threshold,
+            )
         drafter: Drafter = self.loaded[key]
         return drafter
 
@@ -164,6 +171,7 @@ class Decoders:
             **({"quantization": self.verifier_quantization} if self.verifier_quantization else {}),
             **({"device": self.device} if self.device != "cpu" else {}),
             **({"compiled": True} if self.compile_drafter else {}),
+            **({"confidence": self.confidence_threshold} if self.confidence_threshold else {}),
             **({"acceptance": acceptance} if acceptance != "exact" else {}),
             "prompts": self.ids,
             "set": self.tasks.settings(),

@@ -46,6 +46,7 @@ def generate(
     verifier_quantization: Quantization | None = None,
     device: str | None = None,
     compile_drafter: bool = False,
+    confidence_threshold: float = 0.0,
     acceptance: Acceptance = "exact",
 ) -> Generation:
     """Answers a question about images and videos; the text appears as rounds complete, then what it took.
@@ -75,6 +76,8 @@ def generate(
         verifier_quantization: Store the verifier's weights in 4 or 8 bits; needs the extra `quantization`.
         device: Where to compute: cpu, cuda or cuda:N; null for a GPU if there is one.
         compile_drafter: Compile the drafter's steps, which takes a while before the first token.
+        confidence_threshold: A routed drafter or head ends a block where the product of its likeliest tokens'
+            chances falls below this; 0 drafts whole blocks.
         acceptance: `typical_lossy` accepts drafts above temperature 0 that the verifier finds likely enough,
             as Medusa does; answers then no longer follow the verifier.
 
@@ -101,7 +104,10 @@ def generate(
     sampling = Sampling(temperature, top_k, top_p)
     backbone = load_backbone(verifier, dtype, quantization=verifier_quantization, device=place)
     baseline = AutoregressiveDecoder(backbone, max_new_tokens, sampling, seed)
-    method = None if drafter is None else load_method(drafter, backbone, dtype, num_routed, compile_drafter)
+    method = None
+    if drafter is not None:
+        options = (dtype, num_routed, compile_drafter, confidence_threshold)
+        method = load_method(drafter, backbone, *options)
     decoder = build_decoder(backbone, method, block_size, max_new_tokens, sampling, seed, acceptance)
     reader = method.backbone if isinstance(method, RoutedDrafter) else backbone
     answer = decoder.generate([request], stream(backbone.tokenizer, sys.stdout.write))[0]
