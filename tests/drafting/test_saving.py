@@ -1,4 +1,5 @@
 import json
+import os
 import shutil
 
 import pytest
@@ -8,6 +9,7 @@ from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
 from tiger.decoding.speculative import SpeculativeDecoder
+from tiger.drafting.heads.saving import build_head, save_head
 from tiger.drafting.saving import MARK, ROUTER_FILE, SETTINGS_FILE, load_drafter, save_drafter
 
 
@@ -32,6 +34,23 @@ def test_settings_and_weights_come_back(folder):
     request = prompts(1)
     answers = [SpeculativeDecoder(tiny_backbone(), d, 3, 8).generate(request)[0] for d in (drafter, saved)]
     assert [r.drafted for r in answers[0].rounds] == [r.drafted for r in answers[1].rounds]
+
+
+def test_files_have_the_permissions_of_new_ones(tmp_path):
+    before = os.umask(0o027)
+    try:
+        save_drafter(tiny_drafter(), tmp_path / "drafter")
+        save_head(build_head("medusa", tiny_backbone()), tmp_path / "head")
+    finally:
+        os.umask(before)
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert {file.name for file in files} >= {
+        "model.safetensors",
+        ROUTER_FILE,
+        "head.safetensors",
+        "head.json",
+    }
+    assert {oct(file.stat().st_mode & 0o777) for file in files} == {"0o640"}
 
 
 def test_a_hub_repository_brings_its_settings_and_router(folder, tmp_path, monkeypatch):

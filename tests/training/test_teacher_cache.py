@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,14 @@ from safetensors import safe_open
 
 from tiger.cli import main
 from tiger.training.losses import DIVERGENCES
-from tiger.training.teacher_cache import TeacherCache, check_cache, coarse, read_settings, shard_path
+from tiger.training.teacher_cache import (
+    SETTINGS,
+    TeacherCache,
+    check_cache,
+    coarse,
+    read_settings,
+    shard_path,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ["--config", str(ROOT / "configs/experiment/tiny_kd.yaml")]
@@ -145,6 +153,23 @@ def test_a_killed_run_resumes(pair, tmp_path):
             assert set(resumed.keys()) == set(whole.keys())
             for name in whole.keys():  # noqa: SIM118
                 assert torch.equal(resumed.get_tensor(name), whole.get_tensor(name))
+
+
+def test_damaged_shards_are_made_again(pair, cache, tmp_path):
+    folder = shutil.copytree(cache, tmp_path / "cache")
+    whole = shard_path(folder, 1).read_bytes()
+    for content in (whole[:-7], b"", b"no tensors"):
+        shard_path(folder, 1).write_bytes(content)
+        with pytest.raises(
+            FileNotFoundError, match=r"lacks 1 of 3 shards, .*shard-00001.* not there or damaged"
+        ):
+            TeacherCache(folder)
+    fill(pair, folder, f"--top_k={read_settings(folder).top_k}")
+    assert shard_path(folder, 1).read_bytes() == whole
+    for content in ("{", "[]", '{"guidance": null}'):
+        (folder / SETTINGS).write_text(content)
+        with pytest.raises(ValueError, match=rf"{SETTINGS} is damaged: .*make the cache again"):
+            TeacherCache(folder)
 
 
 def test_a_cache_that_does_not_fit_is_refused(pair, cache, tmp_path):

@@ -106,7 +106,7 @@ def speed(timings: Mapping[str, Timing], name: str, full_token: str) -> dict[str
     """
     if not timings:
         names = ("tokens_per_second", "speedup", "latency_s", "first_token_s", "other_share", "phase_ms")
-        more = ("latency_ar_normalized", "latency_full_token_normalized", "peak_memory_gib", "speed_too_long")
+        more = ("latency_ar_normalized", "latency_full_token_normalized", "peak_memory_gib", "speed_skipped")
         return dict.fromkeys((*names, *more))
     timing = timings[name]
     rounds = max(timing.rounds, 1)
@@ -121,7 +121,7 @@ def speed(timings: Mapping[str, Timing], name: str, full_token: str) -> dict[str
         "latency_ar_normalized": 1 / timing.speedup_over(timings[BASELINE]),
         "latency_full_token_normalized": None if full is None else 1 / timing.speedup_over(full),
         "peak_memory_gib": timing.peak_bytes / GIB or None,
-        "speed_too_long": timing.too_long,
+        "speed_skipped": timing.skipped,
     }
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from data_modules.evaluation import AS_PUBLISHED, SetOptions, load_set
@@ -15,7 +17,7 @@ from tiger.decoding.acceptance import Sampling
 from tiger.decoding.pruners import decoder_options, is_pruner
 from tiger.decoding.speculative import Acceptance
 from tiger.evaluation import cells as entries
-from tiger.evaluation.decoders import BASELINE, Decoders
+from tiger.evaluation.decoders import BASELINE, Decoders, check_models
 from tiger.evaluation.results import write_export, write_results, write_traces
 from tiger.evaluation.samples import Journal
 from tiger.evaluation.shards import Shards
@@ -111,7 +113,8 @@ def benchmark(
         FileNotFoundError: If a model folder, a data set or its media are missing.
         RuntimeError: If a greedy answer differs from the verifier's own by more than a tie of logits; all
             results are written before.
-        ValueError: If a setting is out of range, the device is not there, or drafter and verifier do not fit.
+        ValueError: If a setting is out of range, the device is not there, drafter and verifier do not fit, a
+            file of an earlier run is damaged, or another run writes to the folder.
     """
     place = choose_device(device)
     drafters = {BASELINE: None} | decoders
@@ -122,64 +125,72 @@ def benchmark(
     limit_threads(num_threads)
     options = dict.fromkeys([*names, *([speed_dataset] if speed_dataset else [])], AS_PUBLISHED)
     options |= set_options or {}
+    check_models(verifier, drafters)
     sets = [load_set(name, num_prompts, seed, options[name]) for name in names]
     timed = None
     if speed_dataset and speed_prompts:
         timed = load_set(speed_dataset, speed_prompts, seed, options[speed_dataset])
     shards = Shards()
     _check_warm(drafters, speed_prompts, shards.world_size)
-    output.mkdir(parents=True, exist_ok=True)
-    samples = Journal(output / "samples.jsonl", rank=shards.rank)
-    times = Journal(output / "timings.jsonl", "decoder")
-    shards.wait()  # all have read the journal, so all see the same prompts as missing
-    first = Decoders(
-        verifier,
-        drafters,
-        sets[0],
-        timed or sets[0],
-        speed_prompts,
-        samples,
-        times,
-        block_size,
-        block_sizes or {},
-        max_new_tokens,
-        seed,
-        dtype,
-        verifier_quantization,
-        str(place),
-        compile_drafter,
-        confidence_threshold,
-        acceptances or {},
-    )
-    benches = [first, *(replace(first, tasks=tasks, timed=timed or tasks) for tasks in sets[1:])]
-    _decode(benches, temperatures, acceptance_batch_size, shards)
-    shards.end()
-    if not shards.is_first:
-        return []
-    samples.read()
     how = _Measurement(
         tuple(temperatures),
         tuple(batch_sizes),
         acceptance_batch_size,
         speed_repeats,
         full_token_decoder,
+        num_traces,
         seed,
         output,
         {"num_threads": num_threads, "device": str(place)},
     )
-    cells: list[dict[str, Any]] = []
-    differences: list[dict[str, Any]] = []
-    for bench in benches:
-        bench.drop_too_long(temperatures, acceptance_batch_size)
-        for temperature in temperatures:
-            differences += _differences(bench, temperature, how)
-            cells += _cells(bench, temperature, how)
-    samples.save()
-    write_results(output, cells, differences, sets, seed)
-    if num_traces:
-        write_traces(benches[0], temperatures[0], num_traces, output / "traces.html")
-    _assert_lossless(cells)
-    return cells
+    output.mkdir(parents=True, exist_ok=True)
+    with _alone(output) if shards.is_first else nullcontext():
+        samples = Journal(output / "samples.jsonl", rank=shards.rank)
+        times = Journal(output / "timings.jsonl", "decoder")
+        shards.wait()  # all have read the journal, so all see the same prompts as missing
+        first = Decoders(
+            verifier,
+            drafters,
+            sets[0],
+            timed or sets[0],
+            speed_prompts,
+            samples,
+            times,
+            block_size,
+            block_sizes or {},
+            max_new_tokens,
+            seed,
+            dtype,
+            verifier_quantization,
+            str(place),
+            compile_drafter,
+            confidence_threshold,
+            acceptances or {},
+        )
+        benches = [first, *(replace(first, tasks=tasks, timed=timed or tasks) for tasks in sets[1:])]
+        _decode(benches, temperatures, acceptance_batch_size, shards)
+        shards.end()
+        return _results(benches, how) if shards.is_first else []
+
+
+@contextmanager
+def _alone(output: Path) -> Iterator[None]:
+    """Keeps other runs out of a folder of results.
+
+    Raises:
+        ValueError: If one is at work there.
+    """
+    lock = FileLock(output / "lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise ValueError(
+            f"Another benchmark writes to {output}. Wait for it to end, or give another folder as output."
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @dataclass(frozen=True)
@@ -191,9 +202,29 @@ class _Measurement:
     acceptance_batch_size: int
     speed_repeats: int
     full_token_decoder: str
+    num_traces: int
     seed: int
     output: Path
     common: dict[str, Any]
+
+
+def _results(benches: Sequence[Decoders], how: _Measurement) -> list[dict[str, Any]]:
+    """Gathers what all processes decoded, measures speed, and writes everything."""
+    samples = benches[0].samples
+    samples.read()
+    cells: list[dict[str, Any]] = []
+    differences: list[dict[str, Any]] = []
+    for bench in benches:
+        bench.drop_unusable(how.temperatures, how.acceptance_batch_size)
+        for temperature in how.temperatures:
+            differences += _differences(bench, temperature, how)
+            cells += _cells(bench, temperature, how)
+    samples.save()
+    write_results(how.output, cells, differences, [bench.tasks for bench in benches], how.seed)
+    if how.num_traces:
+        write_traces(benches[0], how.temperatures[0], how.num_traces, how.output / "traces.html")
+    _assert_lossless(cells)
+    return cells
 
 
 def _differences(bench: Decoders, temperature: float, how: _Measurement) -> list[dict[str, Any]]:

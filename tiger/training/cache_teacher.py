@@ -20,8 +20,8 @@ from tiger.training.lightning_cli import TigerCLI
 from tiger.training.teacher_cache import (
     TOP_K,
     CacheSettings,
+    missing_shards,
     serialize,
-    shard_path,
     write_settings,
     write_shard,
 )
@@ -62,6 +62,7 @@ def cache_teacher(options: list[str]) -> Path:
             "cache-teacher takes the options of a KD run or a head's training that names its cache; give a "
             "config with KDWarmStart or DraftHeadDistillation, and --model.init_args.teacher_cache FOLDER."
         )
+    task.prepare_data()
     cli.datamodule.setup("fit")
     loader = cli.datamodule.train_dataloader()
     task.configure_model()
@@ -80,8 +81,8 @@ def cache_teacher(options: list[str]) -> Path:
 
 
 def fill(task: Task, loader: ResumableLoader, settings: CacheSettings, folder: Path) -> None:
-    """Writes the shards that are missing, after saying how much the whole cache takes."""
-    missing = [i for i in range(settings.num_shards) if not shard_path(folder, i).is_file()]
+    """Writes the shards that are missing or damaged, after saying how much the whole cache takes."""
+    missing = missing_shards(folder, settings)
     _announce(task, loader, settings, folder, missing)
     write_settings(folder, settings)
     for shard in track(missing, description="Teacher cache"):

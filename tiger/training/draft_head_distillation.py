@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from data_modules.collate import Batch, Example
 from tiger.backbones.features import check_layers
-from tiger.backbones.loading import Quantization
+from tiger.backbones.loading import Quantization, check_model
 from tiger.drafting.heads.base import DraftHead, HeadRow
 from tiger.drafting.heads.routed_head import HeadRoutes, RoutedHead
-from tiger.drafting.heads.saving import build_head, load_weights
+from tiger.drafting.heads.saving import build_head, check_head, load_weights
 from tiger.training.base import DraftTask
 from tiger.training.block_attention import over_blocks
 from tiger.training.draft_vocabulary import frequent_ids
@@ -175,6 +175,12 @@ class DraftHeadDistillation(DraftTask):
     def parts(self) -> dict[str, nn.Module]:
         """What learns, by the names that gradient norms are logged by."""
         return {"drafter": self.drafter}
+
+    def prepare_data(self) -> None:
+        """Checks that the verifier and the head to start from are there; see `building.check`."""
+        check_model(self.options.verifier)
+        if self.options.init_from:
+            check_head(Path(self.options.init_from))
 
     def build_drafter(self) -> DraftHead:
         """The head, new or from `init_from`, in training mode.

@@ -3,7 +3,7 @@
 For KD they are the likeliest tokens, the mass of all others, and where the verifier looks; for draft heads
 its hidden states, see `head_lessons`. A cache is a folder with `settings.json`, which says what it depends
 on, and shards of the same number of examples in the order of the data. A shard is written under another name
-and renamed, so a killed run leaves whole shards, and the next run makes the missing ones.
+and renamed, so a killed run leaves whole shards, and the next run makes those that are missing or damaged.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from data_modules.files import write_whole
+from data_modules.files import damaged, read_json, write_whole
 from tiger.backbones.grids import Grid
 from tiger.training.teacher import Lesson
 
@@ -130,6 +130,7 @@ class TeacherCache:
 
     Raises:
         FileNotFoundError: If there is no cache, or it is not whole.
+        ValueError: If its settings are damaged.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -140,11 +141,11 @@ class TeacherCache:
                 "and the options of this run, or set teacher_cache null."
             )
         self.settings = read_settings(folder)
-        missing = [i for i in range(self.settings.num_shards) if not shard_path(folder, i).is_file()]
-        if missing:
+        if missing := missing_shards(folder, self.settings):
             raise FileNotFoundError(
-                f"The teacher cache {folder} lacks {len(missing)} of {self.settings.num_shards} shards. Run "
-                "`python -m tiger data cache-teacher` again with the same options; it makes the missing ones."
+                f"The teacher cache {folder} lacks {len(missing)} of {self.settings.num_shards} shards, the "
+                f"first is {shard_path(folder, missing[0]).name}, which is not there or damaged. Run `python "
+                "-m tiger data cache-teacher` again with the same options; it makes the missing ones."
             )
         self.places: dict[str, Path] = {}
         self.parts: set[str] = set()
@@ -210,10 +211,18 @@ def check_cache(found: CacheSettings, wanted: CacheSettings, folder: Path) -> No
 
 
 def read_settings(folder: Path) -> CacheSettings:
-    """The settings of a cache."""
-    content = json.loads((folder / SETTINGS).read_text())
+    """The settings of a cache.
+
+    Raises:
+        ValueError: If their file is damaged.
+    """
+    advice = f"Delete {folder}, and make the cache again with `python -m tiger data cache-teacher`."
+    content = read_json(folder / SETTINGS, advice)
     tuples = {name: tuple(value) for name, value in content.items() if isinstance(value, list)}
-    return CacheSettings(**content | tuples)
+    try:
+        return CacheSettings(**content | tuples)
+    except TypeError as error:
+        raise damaged(folder / SETTINGS, repr(error), advice) from error
 
 
 def write_settings(folder: Path, settings: CacheSettings) -> None:
@@ -245,6 +254,19 @@ def write_shard(folder: Path, index: int, content: bytes) -> None:
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     temporary.write_bytes(content)
     os.replace(temporary, path)
+
+
+def missing_shards(folder: Path, settings: CacheSettings) -> list[int]:
+    """Numbers of the shards that are not there, or whose header and length say that they are not whole."""
+    return [i for i in range(settings.num_shards) if not _is_whole(shard_path(folder, i))]
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        with safe_open(path, "pt"):
+            return True
+    except (FileNotFoundError, SafetensorError):
+        return False
 
 
 def shard_path(folder: Path, index: int) -> Path:
