@@ -303,7 +303,8 @@ class DraftTask(LightningModule, ABC):
             return rise * (max(0.0, 1.0 - step / decay) if decay else 1.0)
 
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+        rate = {"scheduler": schedule, "interval": "step", "name": "optimizer/learning_rate"}
+        return {"optimizer": optimizer, "lr_scheduler": rate}
 
     def generators(self, examples: list[Example], batch_index: int) -> list[torch.Generator]:
         """Randomness of one training step, one generator per example.
@@ -395,4 +396,4 @@ class DraftTask(LightningModule, ABC):
         for name, module in self.parts.items():
             gradients = [full(p.grad.norm()) for p in module.parameters() if p.grad is not None]
             if gradients:
-                self.log(f"gradient/{name}", torch.stack(gradients).norm())
+                self.log(f"optimizer/gradient_{name}", torch.stack(gradients).norm())
