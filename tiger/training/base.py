@@ -303,8 +303,7 @@ class DraftTask(LightningModule, ABC):
             return rise * (max(0.0, 1.0 - step / decay) if decay else 1.0)
 
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-        rate = {"scheduler": schedule, "interval": "step", "name": "optimizer/learning_rate"}
-        return {"optimizer": optimizer, "lr_scheduler": rate}
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def generators(self, examples: list[Example], batch_index: int) -> list[torch.Generator]:
         """Randomness of one training step, one generator per example.
@@ -392,7 +391,8 @@ class DraftTask(LightningModule, ABC):
     on_test_epoch_end = on_predict_epoch_end = on_validation_epoch_end
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Logs the gradient norm of each part."""
+        """Logs the learning rate and the gradient norm of each part."""
+        self.log("optimizer/learning_rate", optimizer.param_groups[0]["lr"])
         for name, module in self.parts.items():
             gradients = [full(p.grad.norm()) for p in module.parameters() if p.grad is not None]
             if gradients:
