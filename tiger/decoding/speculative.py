@@ -131,11 +131,13 @@ class SpeculativeDecoder:
     ) -> tuple[list[list[int]], list[int]]:
         """Accepted paths and bonus tokens of the rows."""
         if self.is_lossy:
-            chain = torch.arange(tree.tokens.shape[1]).sub(1).expand(len(tree.tokens), -1)
+            width = tree.tokens.shape[1]
+            chain = torch.arange(width).sub(1).expand(len(tree.tokens), -1)
             parents = (chain if tree.parents is None else tree.parents).tolist()
+            lengths = tree.lengths or [width] * len(parents)
             typical = [
-                accept_typical(*row, self.sampling)
-                for row in zip(tree.tokens.tolist(), parents, logits, strict=True)
+                accept_typical(row[:n], above[:n], logits[i, : n + 1], self.sampling)
+                for i, (row, above, n) in enumerate(zip(tree.tokens.tolist(), parents, lengths, strict=True))
             ]
             return [path for path, _ in typical], [token for _, token in typical]
         if tree.parents is None:
@@ -158,16 +160,17 @@ class SpeculativeDecoder:
     ) -> tuple[list[int], list[int]]:
         """Accepted lengths and bonus tokens of the rows."""
         if self.sampling.is_greedy:
-            return accept_greedy(tree.tokens, logits)
+            return accept_greedy(tree.tokens, logits, tree.lengths)
         target = self.sampling.probabilities(logits)
+        lengths = tree.lengths or [tree.tokens.shape[1]] * len(target)
         outcomes = [
             accept_sampled(
-                tree.tokens[row],
-                target[row],
-                None if tree.probabilities is None else tree.probabilities[row],
+                tree.tokens[row, :length],
+                target[row, : length + 1],
+                None if tree.probabilities is None else tree.probabilities[row, :length],
                 requests.generators[index],
             )
-            for row, index in enumerate(requests.active)
+            for row, (index, length) in enumerate(zip(requests.active, lengths, strict=True))
         ]
         return [a for a, _ in outcomes], [b for _, b in outcomes]
 
@@ -187,6 +190,8 @@ class SpeculativeDecoder:
         for row, index in enumerate(requests.active):
             accepted = len(paths[row])
             tokens, above = drafted[row], list[int]()
+            if tree.lengths is not None:
+                tokens = tokens[: tree.lengths[row]]
             if parents is not None:
                 tokens, above = path_first(tokens, parents[row], paths[row])
             requests.answers[index].rounds.append(

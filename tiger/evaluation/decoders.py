@@ -19,6 +19,7 @@ from tiger.decoding.pruners import build_pruner, decoder_options, is_pruner
 from tiger.decoding.records import Generation
 from tiger.decoding.speculative import SpeculativeDecoder
 from tiger.drafting.base import Drafter
+from tiger.drafting.chain import end_early
 from tiger.drafting.heads.saving import SETTINGS_FILE as HEAD_FILE
 from tiger.drafting.heads.saving import is_head, load_head
 from tiger.drafting.methods import build_method
@@ -53,6 +54,7 @@ class Decoders:
         verifier_quantization: Bits of the verifier's weights, see `load_backbone`.
         device: Where to compute.
         compile_drafter: Whether the drafters' steps are compiled.
+        confidence_threshold: Where routed drafters and heads end a block early, see `Chain`.
         loaded: Models by name, which the decoders of several sets share.
     """
 
@@ -71,6 +73,7 @@ class Decoders:
     verifier_quantization: Quantization | None = None
     device: str = "cpu"
     compile_drafter: bool = False
+    confidence_threshold: float = 0.0
     loaded: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -93,6 +96,7 @@ class Decoders:
         key = f"drafter {path}"
         if key not in self.loaded:
             self.loaded[key] = self._load(path)
+            end_early(self.loaded[key], self.confidence_threshold)
         drafter: Drafter = self.loaded[key]
         return drafter
 
@@ -162,6 +166,7 @@ class Decoders:
             **({"quantization": self.verifier_quantization} if self.verifier_quantization else {}),
             **({"device": self.device} if self.device != "cpu" else {}),
             **({"compiled": True} if self.compile_drafter else {}),
+            **({"confidence": self.confidence_threshold} if self.confidence_threshold else {}),
             "prompts": self.ids,
             "set": self.tasks.settings(),
         }

@@ -16,6 +16,7 @@ from tiger.decoding.autoregressive import AutoregressiveDecoder
 from tiger.decoding.records import Generation
 from tiger.decoding.speculative import SpeculativeDecoder
 from tiger.drafting.base import Drafter
+from tiger.drafting.chain import end_early
 from tiger.drafting.heads.saving import is_head, load_head
 from tiger.drafting.methods import build_method, method_options
 from tiger.drafting.saving import load_drafter
@@ -48,6 +49,7 @@ def generate(
     verifier_quantization: Quantization | None = None,
     device: str | None = None,
     compile_drafter: bool = False,
+    confidence_threshold: float = 0.0,
 ) -> Generation:
     """Answers a question about images and videos; the text appears as rounds complete, then what it took.
 
@@ -75,6 +77,8 @@ def generate(
         verifier_quantization: Store the verifier's weights in 4 or 8 bits; needs the extra `quantization`.
         device: Where to compute: cpu, cuda or cuda:N; null for a GPU if there is one.
         compile_drafter: Compile the drafter's steps, which takes a while before the first token.
+        confidence_threshold: A routed drafter or head ends a block where the product of its likeliest tokens'
+            chances falls below this; 0 drafts whole blocks.
 
     Returns:
         The answer with its round records.
@@ -111,6 +115,8 @@ def generate(
             loaded.compile_steps()
         reader = loaded.backbone
         decoder = SpeculativeDecoder(backbone, loaded, block_size, max_new_tokens, sampling, seed)
+    if isinstance(decoder, SpeculativeDecoder):
+        end_early(decoder.drafter, confidence_threshold)
     answer = decoder.generate([request], stream(backbone.tokenizer, sys.stdout.write))[0]
     speedup = None
     if compare and decoder is not baseline:

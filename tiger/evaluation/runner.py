@@ -53,6 +53,7 @@ def benchmark(
     verifier_quantization: Quantization | None = None,
     device: str | None = None,
     compile_drafter: bool = False,
+    confidence_threshold: float = 0.0,
 ) -> list[dict[str, Any]]:
     """Compares decoders: what is accepted, how fast and good it is, whether the text is the verifier's own.
 
@@ -96,6 +97,8 @@ def benchmark(
         verifier_quantization: Store the verifier's weights in 4 or 8 bits; needs the extra `quantization`.
         device: Where to compute: cpu, cuda or cuda:N; null for a GPU if there is one.
         compile_drafter: Compile the drafters' steps.
+        confidence_threshold: Routed drafters and heads end a block where the product of their likeliest
+            tokens' chances falls below this; 0 drafts whole blocks. With it, larger blocks pay.
 
     Returns:
         The entries of `metrics.json`; none in processes other than the first.
@@ -141,6 +144,7 @@ def benchmark(
         verifier_quantization,
         str(place),
         compile_drafter,
+        confidence_threshold,
     )
     benches = [first, *(replace(first, tasks=tasks, timed=timed or tasks) for tasks in sets[1:])]
     _decode(benches, temperatures, acceptance_batch_size, shards)
