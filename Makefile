@@ -67,6 +67,7 @@ zoo: $(STAMP) ## Train the tiny verifier and the vanilla drafter again from the 
 tensorboard: $(STAMP) ## Show the logs of all runs
 	$(PY) -m tensorboard.main --logdir runs
 
+docs: export NO_MKDOCS_2_WARNING := 1
 docs: $(STAMP) ## Build the documentation as a site: open site/index.html
 	$(PY) -m mkdocs build --strict --quiet
 

@@ -6,8 +6,19 @@ import sys
 from pathlib import Path
 
 import pytest
+from documented import PAGES
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_links_lead_to_files():
+    links = [(page, link) for page in PAGES for link in re.findall(r"\]\(([^)\s#]+)", page.read_text())]
+    assert [link for page, link in links if ":" not in link and not (page.parent / link).exists()] == []
+
+
+def test_every_page_is_in_the_navigation():
+    navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
+    assert [page.name for page in PAGES[1:] if f": {page.name}\n" not in navigation] == []
 
 
 @pytest.fixture(scope="module")
