@@ -210,5 +210,5 @@ def type_name(kind: Any) -> str:
 
 
 def cell(text: str) -> str:
-    """Code in a cell of a table."""
-    return "`" + text.replace("|", "\\|") + "`"
+    """Code in a cell of a table, where Markdown takes no bar inside for the cell's end."""
+    return f"`{text}`"

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import urllib.request
@@ -52,8 +53,8 @@ def workspace(tmp_path, monkeypatch):
     """A folder that looks like the repository, in which commands leave their files."""
     for name in FOLDERS:
         (tmp_path / name).symlink_to(ROOT / name)
-    (tmp_path / "runs/tiny_align").mkdir(parents=True)
-    (tmp_path / "runs/tiny_align/drafter").symlink_to(ROOT / "tiger/pairs/tiny/tiger")
+    # A copy, as commands write there; stage 2 starts from what the commands before it left.
+    shutil.copytree(ROOT / "tiger/pairs/tiny/tiger", tmp_path / "runs/tiny_align/drafter")
     for name in ("photo.jpg", "before.png", "after.png"):
         Image.open(ROOT / "docs/images/example.png").convert("RGB").save(tmp_path / name)
     with av.open(str(tmp_path / "clip.mp4"), "w") as container:
