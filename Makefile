@@ -8,7 +8,7 @@ HEADS := medusa eagle2 eagle3 vispec specflash tiger_head tiger_parallel
 BENCH_FLAGS ?= --quick
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo compare test lint format types bench zoo tensorboard clean
+.PHONY: help setup demo compare test lint format types bench zoo tensorboard docs clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,7 +67,11 @@ zoo: $(STAMP) ## Train the tiny verifier and the vanilla drafter again from the 
 tensorboard: $(STAMP) ## Show the logs of all runs
 	$(PY) -m tensorboard.main --logdir runs
 
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: $(STAMP) ## Build the documentation as a site: open site/index.html
+	$(PY) -m mkdocs build --strict --quiet
+
 clean: ## Remove caches, build leftovers and runs/ (checkpoints too), without asking; keeps .venv
-	rm -rf build dist *.egg-info .coverage .coverage.* htmlcov
+	rm -rf build dist site *.egg-info .coverage .coverage.* htmlcov
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis lightning_logs runs
 	find . -path ./$(VENV) -prune -o -type d -name __pycache__ -exec rm -rf {} +

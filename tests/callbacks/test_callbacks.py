@@ -5,22 +5,27 @@ import sys
 import numpy as np
 import pytest
 import torch
+from helpers import tiny_backbone
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 import callbacks.export_drafter
 from callbacks import (
     AcceptedLengthHistogram,
     ExportDrafter,
+    HyperParameters,
     Provenance,
     RandomState,
+    RouteChange,
     RoutingImages,
     StopOnBadLoss,
     ThroughputMonitor,
     TigerProgressBar,
+    TraceText,
 )
 from callbacks.accepted_length import lengths
 from callbacks.provenance import git_state
@@ -163,6 +168,59 @@ def test_drawn_cells_of_a_coarse_and_a_fine_view():
     assert coarse.sum() == 16 * 16
     assert (fine.nonzero()[0].min(), fine.nonzero()[1].min(), fine.sum()) == (8, 16, 8 * 8)
     assert (newline.nonzero()[0].max(), newline.nonzero()[1].min(), newline.sum()) == (7, 29, 8 * 3)
+
+
+def test_route_change_is_the_share_of_tokens_that_the_round_before_had_not(tmp_path):
+    routes = [[0, 1, 2], [0, 1, 3], [], [4, 5, 3]]
+    task = Toy()
+    task.validation_step = lambda batch, batch_idx: [
+        Generation("a", [1], rounds=[Round([1], 0, 5, 0, route) for route in routes])
+    ]
+    assert fit(tmp_path, RouteChange(), task=task).callback_metrics["router/changed"] == (1 + 2) / 6
+    task.validation_step = lambda batch, batch_idx: [Generation("a", [1], rounds=[Round([1], 0, 5, 0)])]
+    assert "router/changed" not in fit(tmp_path, RouteChange(), task=task).callback_metrics
+
+
+def test_traces_show_each_round_of_the_first_answers(tmp_path):
+    task = Toy()
+    task.verifier = tiny_backbone()
+    first, second, third = (task.verifier.tokenizer.encode(word)[0] for word in ("red", "blue", "*"))
+    rounds = [Round([second, third], 1, first, first), Round([third], 1, -1, first)]
+    task.validation_step = lambda batch, batch_idx: [
+        Generation(batch.examples[0].prompt.id, [first, second, first, third], "red", rounds=rounds)
+    ]
+    fit(tmp_path, TraceText(num_examples=2), task=task)
+    log = events(tmp_path)
+    assert set(log.Tags()["tensors"]) == {"trace/0/text_summary", "trace/1/text_summary"}
+    lines = log.Tensors("trace/0/text_summary")[0].tensor_proto.string_val[0].decode().splitlines()
+    piece = task.verifier.tokenizer.decode
+    assert lines[0] == "**?**"
+    assert lines[-2:] == [
+        f"| 1 | {piece([second])} | {piece([first])} | \\{piece([third])} |",
+        f"| 2 | \\{piece([third])} |  |  |",
+    ]
+
+
+def test_hyper_parameters_stand_beside_final_metrics(tmp_path):
+    config = {
+        "model": {"class_path": "Toy", "init_args": {"optimizer": {"init_args": {"lr": 0.1}}, "no": None}}
+    }
+    config |= {"data": {"init_args": {"num_train": 3}}, "trainer": {"max_epochs": 1, "precision": "32-true"}}
+    (tmp_path / "config.yaml").write_text(json.dumps(config))
+    fit(tmp_path, AcceptedLengthHistogram(), HyperParameters())
+    log = events(tmp_path)
+    start = HParamsPluginData.FromString(
+        log.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    ).session_start_info.hparams
+    assert set(start) == {"model.class_path", "model.optimizer.lr", "data.num_train", "trainer.precision"}
+    assert start["model.optimizer.lr"].number_value == 0.1
+    assert log.Scalars("final/accept/length")[0].value == pytest.approx(10 / 3)
+    assert log.Scalars("final/reward/mean")[0].value == 0.5
+
+
+def test_hyper_parameters_need_a_config(tmp_path):
+    fit(tmp_path, AcceptedLengthHistogram(), HyperParameters())
+    assert not [tag for tag in events(tmp_path).Tags()["scalars"] if tag.startswith("final/")]
 
 
 def test_throughput_counts_examples_tokens_and_memory(tmp_path):

@@ -180,7 +180,7 @@ def test_a_head_learns_and_the_verifier_stays(verifier):
         f"_drafter.steps.{i}.{part}" for i in range(4) for part in ("weight", "bias")
     }
     built.on_before_optimizer_step(optimizer)
-    assert built.logged["gradient/drafter"] > 0
+    assert built.logged["optimizer/gradient_drafter"] > 0
 
 
 def test_lessons_are_read_once_if_remembered(verifier, monkeypatch):

@@ -392,8 +392,9 @@ class DraftTask(LightningModule, ABC):
     on_test_epoch_end = on_predict_epoch_end = on_validation_epoch_end
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Logs the gradient norm of each part."""
+        """Logs the learning rate and the gradient norm of each part."""
+        self.log("optimizer/learning_rate", optimizer.param_groups[0]["lr"])
         for name, module in self.parts.items():
             gradients = [full(p.grad.norm()) for p in module.parameters() if p.grad is not None]
             if gradients:
-                self.log(f"gradient/{name}", torch.stack(gradients).norm())
+                self.log(f"optimizer/gradient_{name}", torch.stack(gradients).norm())
