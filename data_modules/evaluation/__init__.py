@@ -12,7 +12,14 @@ from data_modules.evaluation.mmvet import MMVet
 from data_modules.evaluation.multi_image import NLVR2, MuirBench
 from data_modules.evaluation.scienceqa import ScienceQAImage
 from data_modules.evaluation.short_answers import GQA, ChartQA, DocVQA, Pope, TextVQA
-from data_modules.evaluation.synthetic import Synthetic, SyntheticLong, SyntheticValidation
+from data_modules.evaluation.synthetic import (
+    BY_KIND,
+    Synthetic,
+    SyntheticImages,
+    SyntheticLong,
+    SyntheticValidation,
+    SyntheticVideo,
+)
 from data_modules.evaluation.tallyqa import TallyQA
 from data_modules.evaluation.video_mme import VideoMMELong, VideoMMEMedium, VideoMMEShort
 from tiger.backbones.base import Prompt
@@ -20,7 +27,7 @@ from tiger.metrics.task import Reference, TaskMetric
 
 __all__ = ["AS_PUBLISHED", "SETS", "SetOptions", "TaskSet", "load_set"]
 
-_WORLD = (Synthetic, SyntheticLong, SyntheticValidation)
+_WORLD = (Synthetic, SyntheticLong, SyntheticValidation, SyntheticImages, SyntheticVideo, *BY_KIND)
 _PUBLIC = (
     *(MMBench, MMBenchVanilla, ScienceQAImage, TextVQA, MMVet, CocoCaption, CocoKarpathy),
     *(VideoMMEShort, VideoMMEMedium, VideoMMELong, NLVR2, MuirBench),
