@@ -181,7 +181,7 @@ class Planner:
         return rates.start + decoders * temperatures * each
 
     def _folder(self, kind: str, name: str, *parts: Mapping[str, Any]) -> Path:
-        text = json.dumps(parts, sort_keys=True).replace(str(self.output), "")
+        text = json.dumps(parts, sort_keys=True).replace(f"{self.output}/", "")
         return self.output / kind / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 

@@ -18,6 +18,7 @@ import yaml
 
 from data_modules.files import write_whole
 from tiger.ablation.jobs import CHANGES, FINISHED, Job
+from tiger.backbones.folders import resolve
 from tiger.drafting.saving import SETTINGS_FILE
 
 Executor = Literal["processes", "local", "slurm"]
@@ -89,10 +90,14 @@ def run(
                 settled(job)
             for job in _ready(waiting, [job for job, _, _ in running.values()], workers):
                 place = min(set(range(workers)) - running.keys())
-                prepare(job)
                 waiting.remove(job)
-                running[place] = (job, start(job, place), time.monotonic())
-                print(f"{now()} started {job.name}, about {job.seconds:.0f} s", flush=True)
+                print(f"{now()} starts {job.name}, about {job.seconds:.0f} s", flush=True)
+                try:
+                    prepare(job)
+                    running[place] = (job, start(job, place), time.monotonic())
+                except OSError as error:
+                    outcomes.failed[job.folder] = str(error)
+                    settled(job)
             for place, (job, handle, began) in list(running.items()):
                 if (status := handle.poll()) is not None:
                     del running[place]
@@ -143,8 +148,6 @@ def view_drafter(source: Path, target: Path, settings: Mapping[str, Any]) -> Non
     Raises:
         FileNotFoundError: If the source is no routed drafter.
     """
-    from tiger.backbones.folders import resolve
-
     source = resolve(str(source))
     if not (source / SETTINGS_FILE).is_file():
         raise FileNotFoundError(f"{source} has no {SETTINGS_FILE}; `infer` needs a routed drafter.")
