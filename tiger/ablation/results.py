@@ -66,7 +66,7 @@ def collect(plan: Plan, base: Base, outcomes: Outcomes, record: Mapping[str, Any
         "notes": study.notes,
         "command": command,
         "pair": base.pair,
-        "sets": {name: real for name, real in base.sets.items() if name != real},
+        "sets": _sets(plan, base),
         "seeds": list(plan.seeds),
         "provenance": provenance,
         "columns": [_heading(column) for column in study.columns],
@@ -201,6 +201,14 @@ def _paired(plan: Plan, contrast: Contrast, column: Column, base: Base) -> Figur
     rows = [acceptance_counts([from_record(records[key]) for key in shared]) for records in counts]
     interval = paired_difference(rows[0], rows[1])
     return {"mean": interval.value, "low": interval.low, "high": interval.high, "interval": "bootstrap"}
+
+
+def _sets(plan: Plan, base: Base) -> dict[str, str]:
+    """What stands for the sets that a study names."""
+    options = base.benchmark | plan.study.benchmark
+    named = options.get("dataset", "synthetic")
+    names = [*([named] if isinstance(named, str) else named), options.get("speed_dataset")]
+    return {name: base.sets[name] for name in names if name in base.sets and base.sets[name] != name}
 
 
 def _culprit(job: Job, outcomes: Outcomes) -> Job:

@@ -18,6 +18,7 @@ import yaml
 
 from data_modules.files import write_whole
 from tiger.ablation.jobs import CHANGES, FINISHED, Job
+from tiger.ablation.program import logged
 from tiger.backbones.folders import resolve
 from tiger.drafting.saving import SETTINGS_FILE
 
@@ -224,12 +225,6 @@ def starter(executor: Executor, output: Path, slurm: Mapping[str, Any]) -> Start
         return Submitted(submitter.submit(logged, command(job), str(job.log)))
 
     return start
-
-
-def logged(words: list[str], log: str) -> int:
-    """Runs a program with its output appended to a file; returns its exit status."""
-    with open(log, "ab") as file:
-        return subprocess.run(words, stdout=file, stderr=subprocess.STDOUT).returncode
 
 
 @dataclass
