@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
-from data_modules.evaluation.base import AS_PUBLISHED, SetOptions
+from data_modules.evaluation.base import AS_PUBLISHED, EvaluationSet, SetOptions
 from data_modules.evaluation.captions import CocoCaption, CocoKarpathy
 from data_modules.evaluation.mmbench import MMBench, MMBenchVanilla
 from data_modules.evaluation.mmvet import MMVet
@@ -27,13 +27,17 @@ from tiger.metrics.task import Reference, TaskMetric
 
 __all__ = ["AS_PUBLISHED", "SETS", "SetOptions", "TaskSet", "load_set"]
 
-_WORLD = (Synthetic, SyntheticLong, SyntheticValidation, SyntheticImages, SyntheticVideo, *BY_KIND)
-_PUBLIC = (
+_WORLD: tuple[type[Synthetic], ...] = (
+    *(Synthetic, SyntheticLong, SyntheticValidation, SyntheticImages, SyntheticVideo),
+    *BY_KIND,
+)
+_PUBLIC: tuple[type[EvaluationSet], ...] = (
     *(MMBench, MMBenchVanilla, ScienceQAImage, TextVQA, MMVet, CocoCaption, CocoKarpathy),
     *(VideoMMEShort, VideoMMEMedium, VideoMMELong, NLVR2, MuirBench),
     *(TallyQA, ChartQA, DocVQA, Pope, GQA),
 )
-SETS = {cls.name: cls for cls in (*_WORLD, *_PUBLIC)}
+_ALL: tuple[type[Synthetic] | type[EvaluationSet], ...] = (*_WORLD, *_PUBLIC)
+SETS = {cls.name: cls for cls in _ALL}
 
 
 class TaskSet(Protocol):

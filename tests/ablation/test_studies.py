@@ -1,5 +1,6 @@
 """Every shipped study can be read, planned and run."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from tiger.cli import main
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / STUDIES
+DOCS = ROOT / "docs/ablation.md"
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +109,21 @@ def test_a_cell_that_cannot_be_read_is_named(tmp_path):
         (folder / "c.yaml").write_text(content)
         with pytest.raises(ValueError, match=r"c\.yaml is no cell"):
             load_study("toy", tmp_path)
+
+
+def test_the_documented_study_can_be_planned(tmp_path):
+    text = re.search(r"```yaml\n(# configs/ablation/my_study.*?)```", DOCS.read_text(), re.DOTALL)[1]
+    folder = tmp_path / "my_study"
+    folder.mkdir()
+    for part in re.split(r"# configs/ablation/my_study/", text)[1:]:
+        name, _, content = part.partition("\n")
+        (folder / name).write_text(content)
+    (folder / "one.yaml").write_text("label: One\n")
+    planner = Planner(load_base(ROOT / BASE), ROOT / BASE, tmp_path)
+    plan = make_plan("my_study", *load_study("my_study", tmp_path), planner, folder)
+    one, half = plan.jobs["one", 0], plan.jobs["half", 0]
+    assert one.needs[0].folder == half.needs[0].folder
+    assert half.view[1] == {"draft_temperature": 0.5}
 
 
 def test_a_contrast_of_unknown_cells_is_refused(tmp_path):

@@ -244,7 +244,7 @@ def table(metrics: Figure) -> str:
     seeds = len(metrics["seeds"])
     over = f"{seeds} seeds, 95 % intervals by Student's t" if seeds > 1 else "one seed"
     text += f"\nOurs: pair {metrics['pair']}, {over}."
-    text += f" (paper): {paper['source']}, {paper['pair']}.\n" if paper else "\n"
+    text += f" Paper: {paper['source']}, {paper['pair']}.\n" if paper else "\n"
     if metrics["sets"]:
         text += "\nSets of this pair: " + ", ".join(f"{a} is {b}" for a, b in metrics["sets"].items()) + ".\n"
     if metrics["notes"]:
