@@ -4,11 +4,14 @@ STAMP := $(VENV)/.installed
 COVERAGE := 90
 # The methods that `compare` trains: files configs/experiment/tiny_NAME.yaml.
 HEADS := medusa eagle2 eagle3 vispec specflash tiger_head tiger_parallel
+# The studies of `ablation`, and how many of its jobs run at once: two on cores, one per GPU where there are any.
+STUDY ?= all
+ABLATION_FLAGS ?= --workers $(shell nvidia-smi -L 2>/dev/null | grep -c . | awk '{print $$1 ? $$1 : 2}')
 # Options given to every script in benchmarks/; empty for a full measurement.
 BENCH_FLAGS ?= --quick
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo compare test lint format types bench zoo tensorboard docs clean
+.PHONY: help setup demo compare ablation test lint format types bench zoo tensorboard docs clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +42,10 @@ compare: $(STAMP) ## Train every draft head alike on the tiny verifier and bench
 		--trainer.logger.init_args.save_dir=runs/compare --trainer.logger.init_args.name={} \
 		> runs/compare/{}.log 2>&1 && echo "trained {}" || { echo "{} failed, see runs/compare/{}.log"; exit 255; }'
 	$(PY) -m tiger benchmark --config configs/experiment/compare_benchmark.yaml
+
+ablation: export OMP_NUM_THREADS := 1
+ablation: $(STAMP) ## Rerun the paper's studies on the tiny pair (STUDY=sparsity for one)
+	$(PY) -m tiger ablate $(STUDY) $(ABLATION_FLAGS)
 
 test: export OMP_NUM_THREADS := 1
 test: lint types ## Lint, types, then the tests with coverage of tiger/ (at least 90 %)

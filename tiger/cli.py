@@ -18,6 +18,7 @@ VERBS = {
     "predict": "Decode the prediction split and return the generations.",
     "generate": "Answer one prompt about an image, showing rounds and speed.",
     "benchmark": "Compare decoders on evaluation sets: AccLen, speed, scores, exactness.",
+    "ablate": "Run the paper's studies on a pair and write their tables beside the paper's.",
     "export": "Write a drafter's folder to publish, with a model card; convert heads of other layouts.",
     "plan": "Memory and work of a pair and a stage, before any weights are there.",
     "data": "Prepare data: mixtures of a recipe, the verifier's lessons for KD.",
@@ -70,6 +71,8 @@ def main(args: list[str] | None = None) -> Any:
         options = expand_configs(words[1:])
         if verb in {"generate", "benchmark", "export"}:
             return _call(_function(verb), verb, options)
+        if verb == "ablate":
+            return _ablate(options)
         if verb == "plan":
             from tiger.training.planning import plan
 
@@ -187,6 +190,20 @@ def _call(function: Callable[..., Any], verb: str, options: list[str]) -> Any:
     return auto_cli(
         function, args=options, as_positional=positional, prog=f"{PROGRAM} {verb}", allow_abbrev=False
     )
+
+
+def _ablate(options: list[str]) -> Any:
+    """Runs studies; their names come first, `--dry_run` may stand without a value."""
+    from tiger.ablation.verb import ablate
+
+    count = next((place for place, word in enumerate(options) if word.startswith("-")), len(options))
+    names, rest = options[:count], options[count:]
+    flags = [place for place, word in enumerate(rest) if word == "--dry_run"]
+    for place in flags:
+        if rest[place + 1 : place + 2] not in (["true"], ["false"]):
+            rest[place] = "--dry_run=true"
+    studies = ["--study", f"[{', '.join(names)}]"] if names else []
+    return _call(ablate, "ablate", [*studies, *rest])
 
 
 def _lightning(verb: str, options: list[str]) -> Any:

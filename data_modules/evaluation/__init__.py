@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
-from data_modules.evaluation.base import AS_PUBLISHED, SetOptions
+from data_modules.evaluation.base import AS_PUBLISHED, EvaluationSet, SetOptions
 from data_modules.evaluation.captions import CocoCaption, CocoKarpathy
 from data_modules.evaluation.mmbench import MMBench, MMBenchVanilla
 from data_modules.evaluation.mmvet import MMVet
 from data_modules.evaluation.multi_image import NLVR2, MuirBench
 from data_modules.evaluation.scienceqa import ScienceQAImage
 from data_modules.evaluation.short_answers import GQA, ChartQA, DocVQA, Pope, TextVQA
-from data_modules.evaluation.synthetic import Synthetic, SyntheticLong, SyntheticValidation
+from data_modules.evaluation.synthetic import (
+    BY_KIND,
+    Synthetic,
+    SyntheticImages,
+    SyntheticLong,
+    SyntheticValidation,
+    SyntheticVideo,
+)
 from data_modules.evaluation.tallyqa import TallyQA
 from data_modules.evaluation.video_mme import VideoMMELong, VideoMMEMedium, VideoMMEShort
 from tiger.backbones.base import Prompt
@@ -20,13 +27,17 @@ from tiger.metrics.task import Reference, TaskMetric
 
 __all__ = ["AS_PUBLISHED", "SETS", "SetOptions", "TaskSet", "load_set"]
 
-_WORLD = (Synthetic, SyntheticLong, SyntheticValidation)
-_PUBLIC = (
+_WORLD: tuple[type[Synthetic], ...] = (
+    *(Synthetic, SyntheticLong, SyntheticValidation, SyntheticImages, SyntheticVideo),
+    *BY_KIND,
+)
+_PUBLIC: tuple[type[EvaluationSet], ...] = (
     *(MMBench, MMBenchVanilla, ScienceQAImage, TextVQA, MMVet, CocoCaption, CocoKarpathy),
     *(VideoMMEShort, VideoMMEMedium, VideoMMELong, NLVR2, MuirBench),
     *(TallyQA, ChartQA, DocVQA, Pope, GQA),
 )
-SETS = {cls.name: cls for cls in (*_WORLD, *_PUBLIC)}
+_ALL: tuple[type[Synthetic] | type[EvaluationSet], ...] = (*_WORLD, *_PUBLIC)
+SETS = {cls.name: cls for cls in _ALL}
 
 
 class TaskSet(Protocol):

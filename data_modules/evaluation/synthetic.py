@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from random import Random
 from typing import Any, ClassVar
 
+import numpy as np
 from PIL import Image
 
 from data_modules.evaluation.base import AS_PUBLISHED, SetOptions, check_subset
 from data_modules.synthetic.world import KINDS, SPLITS, generate
 from data_modules.world_rows import world_version
 from tiger.backbones.base import Prompt
+from tiger.backbones.videos import Video
 from tiger.metrics.exact_match import ExactMatch
 from tiger.metrics.task import Reference, TaskMetric
 
@@ -41,6 +44,7 @@ class Synthetic:
     split: ClassVar[str] = "test"
     usual_style: ClassVar[str] = "score"
     answer_limit: ClassVar[int] = 96
+    kinds: ClassVar[tuple[str, ...]] = KINDS
 
     def __init__(
         self,
@@ -78,7 +82,13 @@ class Synthetic:
         reference = self.references[index]
         kind, seed, _ = reference.id.split("/")
         image = Image.fromarray(generate(int(seed), kind).image)
-        return Prompt(reference.question, (image,), id=f"{self.label}/{reference.id}")
+        return replace(
+            self.show(image, int(seed)), text=reference.question, id=f"{self.label}/{reference.id}"
+        )
+
+    def show(self, image: Image.Image, seed: int) -> Prompt:
+        """The picture of a sample, drawn by a seed, in a prompt that has no text yet."""
+        return Prompt("", (image,))
 
     def metrics(self) -> tuple[TaskMetric, ...]:
         """Exact match, overall and by kind of picture."""
@@ -94,7 +104,7 @@ class Synthetic:
         self.references = [reference for reference in self.references if reference not in left_out]
 
     def _reference(self, index: int) -> Reference:
-        sample = generate(self.seeds[index], KINDS[index % len(KINDS)])
+        sample = generate(self.seeds[index], self.kinds[index % len(self.kinds)])
         lengths = [len(turn.answer) for turn in sample.turns]
         if self.style == "speed":
             number = lengths.index(max(lengths))
@@ -114,3 +124,30 @@ class SyntheticValidation(Synthetic):
     """Validation pictures."""
 
     name, split = "synthetic_validation", "validation"
+
+
+class SyntheticImages(Synthetic):
+    """Two pictures, the question being about the first one; the second is another one."""
+
+    name = "synthetic_images"
+
+    def show(self, image: Image.Image, seed: int) -> Prompt:
+        """Both pictures."""
+        return Prompt("", (image, Image.fromarray(generate(seed + 1).image)))
+
+
+class SyntheticVideo(Synthetic):
+    """A still video of four frames, two seconds long."""
+
+    name = "synthetic_video"
+
+    def show(self, image: Image.Image, seed: int) -> Prompt:
+        """The video."""
+        return Prompt("", videos=(Video(np.repeat(np.asarray(image)[None], 4, axis=0), 2.0),))
+
+
+# One set for each kind of picture, such as `synthetic_sign`.
+BY_KIND: tuple[type[Synthetic], ...] = tuple(
+    type(f"Synthetic{kind.title()}", (Synthetic,), {"name": f"synthetic_{kind}", "kinds": (kind,)})
+    for kind in KINDS
+)

@@ -3,6 +3,7 @@
 from jsonargparse import ArgumentParser
 
 from data_modules import MixtureDataModule, SyntheticDataModule
+from tiger.ablation.verb import ablate
 from tiger.evaluation.export import export
 from tiger.evaluation.generate import generate
 from tiger.evaluation.runner import benchmark
@@ -28,6 +29,7 @@ acceptance block_size compare compile_drafter confidence_threshold device drafte
 max_new_tokens num_routed num_threads prompt seed system temperature top_k top_p trace verifier
 verifier_quantization video_fps videos
 """,
+    ablate: "base dry_run executor output seeds slurm studies study workers",
     export: "decoder drafter dtype format metrics output verifier",
     benchmark: """
 acceptance_batch_size acceptances batch_sizes block_size block_sizes compile_drafter confidence_threshold

@@ -179,3 +179,15 @@ def test_the_synthetic_world_is_a_set():
     assert long.prompt_ids[0].startswith("synthetic_long/")
     assert load_set("synthetic@speed", 6).label == "synthetic@speed"
     assert load_set("synthetic_validation", 2).prompt(1).id.startswith("synthetic_validation/count/")
+
+
+def test_synthetic_sets_of_one_kind_of_two_pictures_and_of_a_video():
+    sign = load_set("synthetic_sign", 2)
+    assert {reference.group for reference in sign.references} == {"sign"}
+    assert sign.prompt_ids[0].startswith("synthetic_sign/sign/")
+    both, clip = load_set("synthetic_images", 1).prompt(0), load_set("synthetic_video", 1).prompt(0)
+    plain = load_set("synthetic", 1).prompt(0)
+    assert both.text == clip.text == plain.text
+    assert both.images[0].tobytes() == plain.images[0].tobytes() != both.images[1].tobytes()
+    assert not clip.images
+    assert clip.videos[0].frames.shape == (4, 128, 128, 3)

@@ -1,0 +1,248 @@
+"""Jobs: needs, places, failures, what is skipped, and a whole study of the tiny pair."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tiger.ablation import running, verb
+from tiger.ablation.jobs import FINISHED, Job
+from tiger.ablation.running import Outcomes, default_workers, run, start_process, starter, view_drafter
+from tiger.cli import main
+from tiger.drafting.saving import load_drafter
+
+ROOT = Path(__file__).parents[2]
+
+
+class Done:
+    """A job that has ended with a status after some polls."""
+
+    def __init__(self, status, polls=1):
+        self.status, self.polls = status, polls
+
+    def poll(self):
+        self.polls -= 1
+        return None if self.polls > 0 else self.status
+
+    def terminate(self):
+        self.status = -15
+
+
+def job(tmp_path, name, needs=(), alone=False):
+    return Job(tmp_path / "trainings" / name, ("fit",), {}, tuple(needs), 1.0, alone)
+
+
+@pytest.fixture(autouse=True)
+def _fast(monkeypatch):
+    monkeypatch.setattr(running, "POLL", 0.0)
+
+
+def test_needs_come_first_and_what_is_timed_runs_alone(tmp_path):
+    first, second = job(tmp_path, "a"), job(tmp_path, "b")
+    third, timed = job(tmp_path, "c", [first]), job(tmp_path, "t", [first], alone=True)
+    beside = {}
+    active = {}
+
+    def start(started, place):
+        beside[started.folder.name] = sorted(active)
+        active[started.folder.name] = place
+        handle = Done(0, 3)
+        whole = handle.poll
+
+        def poll():
+            if (status := whole()) is not None:
+                del active[started.folder.name]
+            return status
+
+        handle.poll = poll
+        return handle
+
+    run([timed, first, second, third], start, 2, Outcomes())
+    assert beside["b"] == ["a"]
+    assert beside["t"] == []
+    assert list(beside)[-1] == "t"
+    assert all((one.folder / FINISHED).is_file() for one in (first, second, third, timed))
+
+
+def test_a_failure_stops_only_what_needs_it(tmp_path, capsys):
+    bad, good = job(tmp_path, "bad"), job(tmp_path, "good")
+    hopeless = job(tmp_path, "hopeless", [bad])
+    after = job(tmp_path, "after", [hopeless])
+    outcomes, seen = Outcomes(), []
+
+    def start(started, place):
+        started.log.write_text("one\nTHE REASON\n")
+        return Done(1 if started is bad else 0)
+
+    run([bad, hopeless, after, good], start, 1, outcomes, seen.append)
+    assert outcomes.status(good) == "finished"
+    assert [outcomes.status(one) for one in (bad, hopeless, after)] == ["failed"] * 3
+    assert {one.folder for one in seen} == {one.folder for one in (bad, hopeless, after, good)}
+    assert "THE REASON" in capsys.readouterr().out
+    run([bad, good], lambda *_: Done(0), 1, Outcomes())  # only the failed one runs again
+    assert bad.is_finished
+
+
+def test_running_jobs_are_ended_when_the_run_is_stopped(tmp_path):
+    handle = Done(0, 10)
+
+    def start(started, place):
+        if place:
+            raise KeyboardInterrupt
+        return handle
+
+    with pytest.raises(KeyboardInterrupt):
+        run([job(tmp_path, "a"), job(tmp_path, "b")], start, 2, Outcomes())
+    assert handle.status == -15
+
+
+def test_processes_write_logs_and_have_a_gpu_each(tmp_path, monkeypatch):
+    monkeypatch.setattr(running.torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    show = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"
+    monkeypatch.setattr(running, "command", lambda _: [sys.executable, "-c", show])
+    one = job(tmp_path, "a")
+    one.folder.mkdir(parents=True)
+    assert start_process(one, 3).wait() == 0
+    assert one.log.read_text() == "1\n"
+    assert default_workers() == 2
+
+
+def test_submitit_runs_jobs(tmp_path, monkeypatch):
+    pytest.importorskip("submitit")
+    good, bad = job(tmp_path, "good"), job(tmp_path, "bad")
+    shown = {good.folder: "print('hello')", bad.folder: "raise SystemExit(3)"}
+    monkeypatch.setattr(running, "command", lambda one: [sys.executable, "-c", shown[one.folder]])
+    monkeypatch.setattr(running, "POLL", 0.1)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    outcomes = Outcomes()
+    run([good, bad], starter("local", tmp_path, {"timeout_min": 2}), 2, outcomes)
+    assert good.log.read_text() == "hello\n"
+    assert outcomes.failed == {bad.folder: f"exit status 3, see {bad.log}"}
+
+
+def test_a_view_shows_a_drafter_with_other_settings(tmp_path):
+    view_drafter(Path("tiny/tiger"), tmp_path / "drafter", {"num_routed": 4})
+    drafter = load_drafter(str(tmp_path / "drafter"))
+    assert (drafter.num_routed, drafter.draft_temperature) == (4, 0.3154)
+    with pytest.raises(FileNotFoundError, match="routed drafter"):
+        view_drafter(Path("tiny/vanilla"), tmp_path / "other", {"num_routed": 4})
+
+
+TOY_KD = """
+extends: {root}/configs/experiment/tiny_kd.yaml
+model:
+  init_args: {{verifier_dtype: float32, num_anchors: 1, decay_steps: 0}}
+data:
+  init_args: {{num_train: 6, num_validation: 0, batch_size: 2, max_new_tokens: 4, cache_dir: {folder}/cache}}
+trainer: {{max_steps: 2, limit_val_batches: 0, val_check_interval: null}}
+"""
+TOY_BASE = """
+pair: tiny
+trainings: {kd: {config: kd.yaml, seconds_per_step: 1, lessons: true}}
+drafters: {tiger: tiny/tiger}
+sets: {}
+benchmark:
+  num_prompts: 2
+  temperatures: [0.0]
+  max_new_tokens: 4
+  speed_prompts: 1
+  speed_repeats: 1
+"""
+TOY_STUDY = """
+title: A toy
+question: Does it run?
+cells: [k4, k8, broken]
+columns: [{key: acclen}, {key: speedup}]
+contrasts: [{left: k4, right: k8, label: K}]
+trainings: [kd]
+"""
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "studies" / "toy"
+    folder.mkdir(parents=True)
+    (tmp_path / "kd.yaml").write_text(TOY_KD.format(root=ROOT, folder=tmp_path))
+    (tmp_path / "base.yaml").write_text(TOY_BASE)
+    (folder / "study.yaml").write_text(TOY_STUDY)
+    (folder / "k4.yaml").write_text("label: K = 4\ntrainings: [{kd: {num_routed: 4}}]\n")
+    (folder / "k8.yaml").write_text("label: K = 8\ninfer: {num_routed: 6}\n")
+    (folder / "broken.yaml").write_text("label: Broken\ntrainings: [{kd: {num_routed: -1}}]\n")
+    return ["ablate", "toy", "--base=base.yaml", "--studies=studies", "--output=out"]
+
+
+def in_this_process(started):
+    """A way to start jobs that spares the imports of a program."""
+
+    def start(one, place):
+        started.append(one.folder.name)
+        with one.log.open("a") as log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+            try:
+                main(list(one.words))
+            except Exception as error:
+                print(f"{type(error).__name__}: {error}")
+                return Done(1)
+        return Done(0)
+
+    return start
+
+
+def test_a_study_runs_end_to_end_and_again(toy, tmp_path, monkeypatch, capsys):
+    assert main([*toy, "--dry_run"]) == []
+    shown = capsys.readouterr().out
+    assert "trainings: 3, 3 to run" in shown
+    assert not (tmp_path / "out").exists()
+
+    started = []
+    monkeypatch.setattr(verb, "starter", lambda *_: in_this_process(started))
+    with pytest.raises(RuntimeError, match="2 jobs have no result"):
+        main(toy)
+    assert len(started) == 6  # lessons, three trainings, two benchmarks
+    metrics = json.loads((tmp_path / "out/toy/metrics.json").read_text())
+    by_name = {cell["name"]: cell for cell in metrics["cells"]}
+    assert {name: cell["status"] for name, cell in by_name.items()} == {
+        **dict.fromkeys(("k4", "k8"), "finished"),
+        "broken": "failed",
+    }
+    assert "num_routed is -1" in Path(by_name["broken"]["log"]).read_text()
+    assert by_name["k4"]["values"]["acclen"]["interval"] == "bootstrap"
+    assert by_name["k4"]["values"]["speedup"]["mean"] > 0
+    assert metrics["contrasts"][0]["interval"] == "bootstrap"
+    assert metrics["provenance"]["versions"]["torch"]
+    assert "Broken (failed)" in (tmp_path / "out/toy/table.md").read_text()
+
+    started.clear()
+    with pytest.raises(RuntimeError):
+        main(toy)
+    assert len(started) == 1  # the broken training only
+
+
+@pytest.mark.slow
+def test_a_killed_training_goes_on(toy, tmp_path):
+    (tmp_path / "studies/toy/study.yaml").write_text(TOY_STUDY.replace(", broken", ""))
+    text = (tmp_path / "kd.yaml").read_text().replace("max_steps: 2", "max_steps: 160")
+    (tmp_path / "kd.yaml").write_text(text)
+    words = [sys.executable, "-m", "tiger", *toy]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(words, cwd=tmp_path, env=environment, start_new_session=True)
+    while not (found := list(tmp_path.glob("out/trainings/*/checkpoints/last.ckpt"))):
+        assert process.poll() is None
+    os.killpg(process.pid, 9)
+    process.wait()
+    assert not (found[0].parents[1] / FINISHED).exists()
+    assert subprocess.run(words, cwd=tmp_path, env=environment).returncode == 0
+    record = json.loads((found[0].parents[1] / "provenance.json").read_text())
+    assert len(record["earlier"]) == 1
+    notes = json.loads((found[0].parents[1] / "drafter" / "drafter.json").read_text())
+    assert notes["step"] == 160
+
+
+def test_options_are_checked(toy):
+    with pytest.raises(ValueError, match="workers is 0"):
+        main([*toy, "--workers=0"])

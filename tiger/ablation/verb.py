@@ -1,0 +1,138 @@
+"""The verb `ablate`: runs studies and writes their tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tiger.ablation.jobs import Job, Plan, Planner, make_plan, once, remaining
+from tiger.ablation.results import collect, write_study
+from tiger.ablation.running import Executor, Outcomes, default_workers, run, starter
+from tiger.ablation.study import BASE, STUDIES, load_base, load_study, study_names
+
+ALL = "all"
+
+
+def ablate(
+    study: list[str],
+    base: Path = BASE,
+    studies: Path = STUDIES,
+    output: Path = Path("runs/ablation"),
+    dry_run: bool = False,
+    seeds: list[int] | None = None,
+    workers: int | None = None,
+    executor: Executor = "processes",
+    slurm: dict[str, Any] | None = None,
+) -> list[dict[str, Any]]:
+    """Runs the paper's studies on a pair and writes their tables beside the paper's figures.
+
+    Trainings and benchmarks that several cells share run once, those that are finished are skipped, and those
+    that were stopped go on. Trainings run side by side; benchmarks that measure time run alone.
+
+    Args:
+        study: Names of studies, or `all`.
+        base: What all studies share: pair, trainings, benchmark.
+        studies: Folder of the studies.
+        output: Folder of the results: `STUDY/metrics.json` and `STUDY/table.md`, and below `trainings`,
+            `lessons` and `benchmarks` one folder for each job with its log.
+        dry_run: List jobs, cells and the estimated time, and run nothing.
+        seeds: Seeds in place of those of studies and base.
+        workers: Jobs at once; null for one per GPU, or one for every two cores.
+        executor: `processes` on this machine, or submitit's `local` or `slurm`, with the extra `slurm`.
+        slurm: Parameters of submitit, such as `{slurm_partition: gpu, gpus_per_node: 1, timeout_min: 600}`.
+
+    Returns:
+        The content of each study's `metrics.json`; none in a dry run.
+
+    Raises:
+        FileNotFoundError: If a file of a study is missing.
+        RuntimeError: If jobs failed; all that can be computed without them is written before.
+        ValueError: If a study is unknown, a file cannot be parsed, or an option is out of range.
+    """
+    if workers is not None and workers < 1:
+        raise ValueError(f"workers is {workers}; run one job at once or more.")
+    shared = load_base(base)
+    planner = Planner(shared, base, output)
+    names = study_names(studies) if ALL in study else list(dict.fromkeys(study))
+    plans = [_plan(name, planner, studies, seeds) for name in names]
+    count = workers or default_workers()
+    print(describe(plans, count), flush=True)
+    if dry_run:
+        return []
+    start = starter(executor, output, slurm or {})
+    outcomes, record = Outcomes(), _provenance(output)
+    written: dict[str, dict[str, Any]] = {}
+
+    def write(plan: Plan) -> None:
+        metrics = collect(plan, shared, outcomes, record, f"make ablation STUDY={plan.name}")
+        write_study(output / plan.name, metrics)
+        written[plan.name] = metrics
+
+    def settled(job: Job) -> None:
+        for plan in plans:
+            jobs = plan.all_jobs
+            if job in jobs and not any(outcomes.status(one) == "missing" for one in jobs):
+                write(plan)
+
+    try:
+        run(once(job for plan in plans for job in plan.all_jobs), start, count, outcomes, settled)
+    finally:
+        for plan in plans:
+            if plan.name not in written:
+                write(plan)
+    _report(plans, outcomes, output)
+    return list(written.values())
+
+
+def _plan(name: str, planner: Planner, studies: Path, seeds: Sequence[int] | None) -> Plan:
+    study, cells = load_study(name, studies)
+    if seeds:
+        study = replace(study, seeds=list(seeds))
+    return make_plan(name, study, cells, planner, studies / name)
+
+
+def describe(plans: Sequence[Plan], workers: int) -> str:
+    """What is going to run and how long it may take."""
+    lines = []
+    for plan in plans:
+        lines.append(f"{plan.name}: {plan.study.title}")
+        for cell in plan.cells:
+            jobs = [plan.jobs[cell, seed] for seed in plan.seeds]
+            done = sum(job.is_finished for job in jobs)
+            lines.append(f"  {cell:<22}{done} of {len(jobs)} finished, {jobs[0].name}")
+    every = once(job for plan in plans for job in plan.all_jobs)
+    for kind in ("lessons", "trainings", "benchmarks"):
+        jobs = [job for job in every if job.folder.parent.name == kind]
+        left = [job for job in jobs if not job.is_finished]
+        lines.append(f"{kind}: {len(jobs)}, {len(left)} to run, about {_minutes(remaining(jobs))}")
+        if kind != "benchmarks":
+            lines += [f"  {job.folder.name}" for job in left]
+    alone = remaining([job for job in every if job.alone])
+    shared = (remaining(every) - alone) / workers
+    lines.append(f"in all about {_minutes(alone + shared)} with {workers} at once (estimated)")
+    return "\n".join(lines)
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.1f} min"
+
+
+def _provenance(output: Path) -> Mapping[str, Any]:
+    from callbacks.provenance import collect as provenance  # pulls in Lightning
+
+    return provenance(output)
+
+
+def _report(plans: Sequence[Plan], outcomes: Outcomes, output: Path) -> None:
+    """Says where the tables are.
+
+    Raises:
+        RuntimeError: If jobs failed.
+    """
+    for plan in plans:
+        print(f"{plan.name}: {output / plan.name / 'table.md'}")
+    if outcomes.failed:
+        listed = "\n".join(f"  {folder}: {why}" for folder, why in outcomes.failed.items())
+        raise RuntimeError(f"{len(outcomes.failed)} jobs have no result; run again to repeat them:\n{listed}")
