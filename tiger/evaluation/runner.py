@@ -15,7 +15,7 @@ from tiger.decoding.acceptance import Sampling
 from tiger.decoding.pruners import decoder_options
 from tiger.evaluation import cells as entries
 from tiger.evaluation.decoders import BASELINE, Decoders
-from tiger.evaluation.results import write_export, write_results, write_traces
+from tiger.evaluation.results import write_export, write_results, write_settings, write_traces
 from tiger.evaluation.samples import Journal
 from tiger.evaluation.shards import Shards
 from tiger.evaluation.timing import limit_threads
@@ -63,7 +63,7 @@ def benchmark(
 
     The folder receives `metrics.json` (one entry per set, decoder, temperature and batch size),
     `differences.json` (AccLen differences with paired bootstrap intervals), `subsets.json` (the samples that
-    were taken), `samples.jsonl`, `timings.jsonl`, `table.csv` and `table.md`, and `paper_table.csv` and
+    were taken), `settings.json` (arguments and provenance), `samples.jsonl`, `timings.jsonl`, `table.csv` and `table.md`, and `paper_table.csv` and
     `paper_table.md` in the paper's layout. A second run with the same settings decodes only what is missing.
     Under torchrun, every process decodes its share of the prompts; the first one gathers and measures speed.
 
@@ -88,7 +88,7 @@ def benchmark(
         speed_repeats: Times that each of them is decoded by each decoder; medians count.
         full_token_decoder: Name of the decoder whose drafter sees all visual tokens, to which
             full-token-normalised latency refers.
-        num_traces: Show every round of the last decoder's first answers on a page, `traces.html`.
+        num_traces: Show every round of so many answers on a page, `traces.html`, all drafters side by side.
         seed: Seed of sampling, subsets and bootstrap.
         output: Folder of the results.
         num_threads: Threads of torch; null for its own choice.
@@ -106,6 +106,7 @@ def benchmark(
             results are written before.
         ValueError: If a setting is out of range, the device is not there, or drafter and verifier do not fit.
     """
+    arguments = dict(locals())
     place = choose_device(device)
     drafters = {BASELINE: None} | decoders
     names = [dataset] if isinstance(dataset, str) else dataset
@@ -122,6 +123,8 @@ def benchmark(
     shards = Shards()
     _check_warm(drafters, speed_prompts, shards.world_size)
     output.mkdir(parents=True, exist_ok=True)
+    if shards.is_first:
+        write_settings(output, arguments)
     samples = Journal(output / "samples.jsonl", rank=shards.rank)
     times = Journal(output / "timings.jsonl", "decoder")
     shards.wait()  # all have read the journal, so all see the same prompts as missing
@@ -168,7 +171,7 @@ def benchmark(
     samples.save()
     write_results(output, cells, differences, sets, seed)
     if num_traces:
-        write_traces(benches[0], temperatures[0], num_traces, output / "traces.html")
+        write_traces(benches[:1], temperatures[0], num_traces, output / "traces.html")
     _assert_lossless(cells)
     return cells
 
@@ -208,7 +211,7 @@ def _cells(bench: Decoders, temperature: float, how: _Measurement) -> list[dict[
             }
             where |= {"batch_size": batch_size, "speed_dataset": bench.timed.label}
             where |= {"style": bench.tasks.style, "block_size": bench.block_size_of(name, temperature)}
-            speed = entries.speed(timings, name, how.full_token_decoder)
+            speed = entries.speed(timings, name, how.full_token_decoder, how.seed)
             cells.append(where | decoded[name] | speed | how.common)
     return cells
 
