@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from callbacks.run_folder import run_folder, tensorboard
-from tiger.evaluation.provenance import collect
+from tiger.evaluation.provenance import environment
 
 FILE = "provenance.json"
 
@@ -25,9 +26,7 @@ class Provenance(Callback):
         folder = run_folder(trainer)
         if not trainer.is_global_zero or trainer.logger is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        config = folder / "config.yaml"
-        record = collect() | {"config": config.read_text() if config.exists() else ""}
-        record |= {"world_size": trainer.world_size, "precision": str(trainer.precision)}
+        record = collect(folder) | {"world_size": trainer.world_size, "precision": str(trainer.precision)}
         path = folder / FILE
         if path.exists():
             previous = json.loads(path.read_text())
@@ -37,6 +36,16 @@ class Provenance(Callback):
             shown = json.dumps({key: value for key, value in record.items() if key != "config"}, indent=2)
             text = "\n".join(f"    {line}" for line in shown.splitlines())
             writer.add_text("provenance", text, trainer.global_step)
+
+
+def collect(folder: Path) -> dict[str, Any]:
+    """The provenance of this process.
+
+    Args:
+        folder: The run's folder; its config.yaml, if written, is the resolved config.
+    """
+    config = folder / "config.yaml"
+    return environment() | {"config": config.read_text() if config.exists() else ""}
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -18,6 +18,7 @@ VERBS = {
     "predict": "Decode the prediction split and return the generations.",
     "generate": "Answer one prompt about an image, showing rounds and speed.",
     "benchmark": "Compare decoders on evaluation sets: AccLen, speed, scores, exactness.",
+    "report": "Write static pages of benchmarks, studies and training runs, with what has changed.",
     "export": "Write a drafter's folder to publish, with a model card; convert heads of other layouts.",
     "plan": "Memory and work of a pair and a stage, before any weights are there.",
     "data": "Prepare data: mixtures of a recipe, the verifier's lessons for KD.",
@@ -70,6 +71,10 @@ def main(args: list[str] | None = None) -> Any:
         options = expand_configs(words[1:])
         if verb in {"generate", "benchmark", "export"}:
             return _call(_function(verb), verb, options)
+        if verb == "report":
+            from tiger.report.report import report
+
+            return report(options)
         if verb == "plan":
             from tiger.training.planning import plan
 

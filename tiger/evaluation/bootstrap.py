@@ -1,4 +1,4 @@
-"""Bootstrap intervals over prompts: of AccLen, alone and as paired differences, of speedups and mean scores."""
+"""Bootstrap intervals over prompts: of AccLen, alone and paired, of speedups and of mean scores."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ import tiger
 PACKAGES = ("lightning", "transformers", "torchmetrics", "peft", "jsonargparse", "numpy")
 
 
-def collect() -> dict[str, Any]:
+def environment() -> dict[str, Any]:
     """Time, command line, versions, commit and hardware of this process."""
     return {
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),

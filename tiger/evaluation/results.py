@@ -1,4 +1,4 @@
-"""What a benchmark writes: figures, subsets, tables and pages of rounds."""
+"""What a benchmark writes: settings, figures, subsets and tables."""
 
 from __future__ import annotations
 
@@ -11,54 +11,20 @@ from typing import Any
 from rich.console import Console
 
 from data_modules.evaluation import SetOptions, TaskSet
-from tiger.backbones.base import Backbone
-from tiger.decoding.autoregressive import AutoregressiveDecoder
 from tiger.decoding.records import Generation
-from tiger.decoding.speculative import SpeculativeDecoder
-from tiger.drafting.heads.routed_head import RoutedHead
-from tiger.drafting.routed import RoutedDrafter
-from tiger.evaluation.decoders import Decoders
-from tiger.evaluation.provenance import collect
+from tiger.evaluation.provenance import environment
 from tiger.evaluation.samples import write_atomic
 from tiger.report import paper_tables, tables
-from tiger.report.trace_page import Trace, grids_of, write_trace_page
 
 
 def write_settings(output: Path, arguments: Mapping[str, Any]) -> None:
     """Writes the arguments of a benchmark, and where and with what it runs."""
-    record = {"arguments": arguments, "provenance": collect()}
+    record = {"arguments": arguments, "provenance": environment()}
     write_atomic(output / "settings.json", json.dumps(record, indent=1, default=_plain) + "\n")
 
 
 def _plain(value: Any) -> Any:
     return asdict(value) if isinstance(value, SetOptions) else str(value)
-
-
-def write_traces(benches: Sequence[Decoders], temperature: float, count: int, page: Path) -> None:
-    """Writes a page with the rounds of the first answers of each set, all drafters side by side.
-
-    Raises:
-        ValueError: If no decoder drafts anything.
-    """
-    names = [name for name in benches[0].drafters if benches[0].block_size_of(name, temperature)]
-    if not names:
-        raise ValueError(
-            "No decoder has a drafter whose rounds could be shown; list one or set num_traces 0."
-        )
-    traces = []
-    for bench in benches:
-        decoders = {name: bench.build(name, temperature) for name in names}
-        for prompt in (bench.tasks.prompt(index) for index in range(min(count, len(bench.tasks)))):
-            for name, decoder in decoders.items():
-                answer = decoder.generate([prompt])[0]  # journals keep no router scores
-                traces.append(Trace(prompt, answer, grids_of(_reader(decoder), prompt), None, name))
-    write_trace_page(page, traces, benches[0].backbone.tokenizer)
-
-
-def _reader(decoder: AutoregressiveDecoder | SpeculativeDecoder) -> Backbone:
-    """The backbone whose grids a decoder's routes refer to; the verifier's where nothing is routed."""
-    drafter = decoder.drafter if isinstance(decoder, SpeculativeDecoder) else None
-    return drafter.viewer if isinstance(drafter, RoutedDrafter | RoutedHead) else decoder.verifier.backbone
 
 
 def write_export(

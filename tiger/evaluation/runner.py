@@ -15,10 +15,11 @@ from tiger.decoding.acceptance import Sampling
 from tiger.decoding.pruners import decoder_options
 from tiger.evaluation import cells as entries
 from tiger.evaluation.decoders import BASELINE, Decoders
-from tiger.evaluation.results import write_export, write_results, write_settings, write_traces
+from tiger.evaluation.results import write_export, write_results, write_settings
 from tiger.evaluation.samples import Journal
 from tiger.evaluation.shards import Shards
 from tiger.evaluation.timing import limit_threads
+from tiger.evaluation.tracing import write_traces
 
 SHIPPED_DECODERS: dict[str, str | None] = {
     BASELINE: None,
@@ -63,8 +64,9 @@ def benchmark(
 
     The folder receives `metrics.json` (one entry per set, decoder, temperature and batch size),
     `differences.json` (AccLen differences with paired bootstrap intervals), `subsets.json` (the samples that
-    were taken), `settings.json` (arguments and provenance), `samples.jsonl`, `timings.jsonl`, `table.csv` and `table.md`, and `paper_table.csv` and
-    `paper_table.md` in the paper's layout. A second run with the same settings decodes only what is missing.
+    were taken), `settings.json` (arguments and provenance), `samples.jsonl`, `timings.jsonl`, `table.csv` and
+    `table.md`, and `paper_table.csv` and `paper_table.md` in the paper's layout. A second run with the same
+    settings decodes only what is missing.
     Under torchrun, every process decodes its share of the prompts; the first one gathers and measures speed.
 
     Args:
@@ -88,7 +90,7 @@ def benchmark(
         speed_repeats: Times that each of them is decoded by each decoder; medians count.
         full_token_decoder: Name of the decoder whose drafter sees all visual tokens, to which
             full-token-normalised latency refers.
-        num_traces: Show every round of so many answers on a page, `traces.html`, all drafters side by side.
+        num_traces: Show the rounds of so many answers of each set on a page, `traces.html`, side by side.
         seed: Seed of sampling, subsets and bootstrap.
         output: Folder of the results.
         num_threads: Threads of torch; null for its own choice.
@@ -171,7 +173,7 @@ def benchmark(
     samples.save()
     write_results(output, cells, differences, sets, seed)
     if num_traces:
-        write_traces(benches[:1], temperatures[0], num_traces, output / "traces.html")
+        write_traces(benches, temperatures[0], num_traces, output / "traces.html")
     _assert_lossless(cells)
     return cells
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -26,3 +27,9 @@ def write_page(path: Path, template: str, **content: Any) -> None:
     page = environment.get_template(template).render(**content)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page, encoding="utf-8")
+
+
+def file_name(name: str) -> str:
+    """The page of a source; those of the front page and of training are taken."""
+    slug = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-").lower() or "source"
+    return f"{slug}-results.html" if slug in ("index", "training") else f"{slug}.html"

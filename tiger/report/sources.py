@@ -1,4 +1,4 @@
-"""What a report is made from: folders of benchmarks, studies and training runs, told apart by what they hold."""
+"""What a report is made from: folders of benchmarks, studies and training runs, told apart by content."""
 
 from __future__ import annotations
 
@@ -12,7 +12,19 @@ METRICS = "metrics.json"
 EVENTS = "events.out.tfevents.*"
 DEPTH = 2  # folders below the given one that are looked into
 ENTRY_KEYS = {"decoder", "dataset", "temperature", "batch_size", "acclen", "p_accept_ge", "speedup"}
-STUDY_KEYS = {"study", "title", "columns", "cells"}
+STUDY_KEYS = {
+    "study",
+    "title",
+    "question",
+    "command",
+    "pair",
+    "seeds",
+    "provenance",
+    "columns",
+    "plot",
+    "cells",
+}
+STUDY_KEYS |= {"paper", "contrasts"}
 
 
 @dataclass(frozen=True)
@@ -63,8 +75,8 @@ class Run:
 Source = Benchmark | Study | Run
 
 
-def find_sources(folders: Sequence[Path]) -> list[Source]:
-    """Everything readable in and below some folders, in their order.
+def find_sources(folders: Sequence[Path]) -> dict[str, Source]:
+    """Everything readable in and below some folders, in their order, by the names of their folders.
 
     Args:
         folders: Folders of results. One that holds several is searched, two levels deep; what lies below a
@@ -85,7 +97,18 @@ def find_sources(folders: Sequence[Path]) -> list[Source]:
                 f"benchmark or a study and for TensorBoard's {EVENTS} of a training run."
             )
         found |= {source.folder.resolve(): source for source in own}
-    return list(found.values())
+    return _named(list(found.values()))
+
+
+def _named(sources: Sequence[Source]) -> dict[str, Source]:
+    """Sources by the name of their folder, with those of its parents where two have the same."""
+    names: dict[str, Source] = {}
+    for source in sources:
+        parts, count = source.folder.resolve().parts[1:], 1
+        while (name := "/".join(parts[-count:])) in names and count < len(parts):
+            count += 1
+        names[name] = source
+    return names
 
 
 def _search(folder: Path, depth: int) -> list[Source]:
@@ -139,6 +162,4 @@ def _json(path: Path, default: Any = None) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
-        raise ValueError(
-            f"{path} is no JSON ({error}); write it again with the verb that made it."
-        ) from error
+        raise ValueError(f"{path} is no JSON ({error}); make it again.") from error
