@@ -6,6 +6,7 @@ from data_modules import MixtureDataModule, SyntheticDataModule
 from tiger.evaluation.export import export
 from tiger.evaluation.generate import generate
 from tiger.evaluation.runner import benchmark
+from tiger.report.report import write_report
 from tiger.training import AcceptanceAlignment, KDWarmStart
 
 TASK = """
@@ -27,6 +28,7 @@ OPTIONS = {
 block_size compare compile_drafter device drafter dtype images max_frames max_new_tokens num_routed
 num_threads prompt seed system temperature top_k top_p trace verifier verifier_quantization video_fps videos
 """,
+    write_report: "decoders folders output previous traces verifier",
     export: "decoder drafter dtype format metrics output verifier",
     benchmark: """
 acceptance_batch_size batch_sizes block_size block_sizes compile_drafter dataset decoders device dtype

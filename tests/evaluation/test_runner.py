@@ -7,10 +7,12 @@ import torch
 from helpers import agreeing_drafter, save_backbone, tiny_backbone
 
 from data_modules.synthetic.world import generate
+from tiger.cli import main
 from tiger.drafting.saving import save_drafter
 from tiger.evaluation import decoders as decoders_module
 from tiger.evaluation.prompts import load_prompts
 from tiger.evaluation.runner import benchmark
+from tiger.report.page import file_name
 
 KEYS = {
     *(
@@ -99,6 +101,14 @@ def test_traces_show_all_drafters_side_by_side(pair, tmp_path):
     assert recorded["provenance"]["versions"]["tiger"]
     with pytest.raises(ValueError, match="No decoder has a drafter"):
         run(pair, tmp_path, decoders={}, num_traces=1, **settings)
+
+
+def test_a_report_decodes_prompts_again_to_show_their_rounds(done, tmp_path):
+    _, folder = done
+    main(["report", str(folder), "-o", str(tmp_path), "--traces", "1"])
+    page = (tmp_path / f"{file_name(folder.name)[:-5]}-rounds.html").read_text()
+    assert re.findall(r'"decoder": "(\w+)"', page) == ["vanilla", "kd", "tiger"]
+    assert 'href="index.html"' in page
 
 
 def test_greedy_answers_are_the_verifiers_own(done):

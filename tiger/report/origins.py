@@ -13,8 +13,8 @@ def origin(source: Source) -> dict[str, str]:
     """Folder, command, commit, time, hardware and versions, each where it was recorded."""
     if isinstance(source, Study):
         return _of_study(source)
-    is_run = isinstance(source, Run)
-    return _of_record(source.folder, source.provenance if is_run else source.settings.get("provenance", {}))
+    record = source.provenance if isinstance(source, Run) else source.settings.get("provenance", {})
+    return _of_record(source.folder, record)
 
 
 def _of_record(folder: Path, record: Mapping[str, Any]) -> dict[str, str]:

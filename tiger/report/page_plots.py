@@ -9,7 +9,7 @@ from tiger.report.cost_line import cost_line, median_round_ms
 from tiger.report.page_tables import BASELINE, is_drafted, is_timed
 from tiger.report.plots import curves, history, intervals, scatter, survival
 from tiger.report.sources import Run
-from tiger.report.vector_graphics import Plot, series
+from tiger.report.vector_graphics import Plot, Series, series
 
 Cell = Mapping[str, Any]
 # Groups of logged figures, by the beginning of their names; what fits none is shown last.
@@ -42,28 +42,33 @@ def benchmark_plots(cells: Sequence[Cell]) -> list[Plot]:
     Args:
         cells: Entries of `metrics.json` of one set, temperature and batch size.
     """
+    names = [cell["decoder"] for cell in cells]
+    names.sort(key=lambda name: name == BASELINE)  # drafters look the same with and without it
+    looks = {look.label: look for look in series(names)}
     found = []
     if drafted := [cell for cell in cells if is_drafted(cell)]:
-        found.append(survival({cell["decoder"]: cell["p_accept_ge"] for cell in drafted}))
-    if plot := speed_plot(cells):
+        found.append(survival({looks[cell["decoder"]]: cell["p_accept_ge"] for cell in drafted}))
+    if plot := _speed_plot(cells, looks):
         found.append(plot)
     scored = [cell for cell in cells if cell["score"] is not None and cell["latency_s"] is not None]
     if scored:
-        points = {cell["decoder"]: (1000 * cell["latency_s"], cell["score"]) for cell in scored}
+        points = {looks[cell["decoder"]]: (1000 * cell["latency_s"], cell["score"]) for cell in scored}
         note = "Line: what no other decoder beats in both."
         title = f"Quality and latency ({scored[0]['metric']})"
         found.append(scatter(title, points, ("latency of an answer, ms", "score"), front=True, note=note))
     return found
 
 
-def speed_plot(cells: Sequence[Cell]) -> Plot | None:
+def _speed_plot(cells: Sequence[Cell], looks: Mapping[str, Series]) -> Plot | None:
     """Speedup over AccLen with the line of the cost model; None where nothing was timed."""
     timed, plain = [cell for cell in cells if is_timed(cell)], plain_of(cells)
     if not timed or plain is None:
         return None
     middle = f"{median_round_ms(timed):.1f} ms, the median"
     note = f"Line: the cost model at a round of {middle}; above it, rounds are cheaper."
-    points = {cell["decoder"]: (cell["acclen"], cell["speedup"]) for cell in timed}
+    if plain["dataset"] != plain["speed_dataset"]:
+        note += f" AccLen is that of {plain['dataset']}, speed that of {plain['speed_dataset']}."
+    points = {looks[cell["decoder"]]: (cell["acclen"], cell["speedup"]) for cell in timed}
     return scatter("Speed and AccLen", points, ("AccLen", "speedup"), cost_line(timed, plain), note=note)
 
 
@@ -71,9 +76,10 @@ def study_plots(content: Mapping[str, Any]) -> list[Plot]:
     """The plot that a study asks for; none while there is nothing to draw."""
     plot = content["plot"] or {}
     labels = {column["key"]: column["label"] for column in content["columns"]}
+    looks = {look.label: look for look in series([cell["label"] for cell in content["cells"]])}
     cells = [cell for cell in content["cells"] if cell["status"] == "finished"]
     if plot.get("kind") == "histogram":
-        shares = {cell["label"]: share for cell in cells if (share := _pooled(cell["entries"]))}
+        shares = {looks[cell["label"]]: share for cell in cells if (share := _pooled(cell["entries"]))}
         return [survival(shares)] if shares else []
     key = plot.get("y")
     known = [cell for cell in cells if (cell["values"].get(key) or {}).get("mean") is not None]
@@ -85,7 +91,7 @@ def study_plots(content: Mapping[str, Any]) -> list[Plot]:
     if plot["kind"] == "scatter":
         across = plot["x"]
         points = {
-            cell["label"]: (cell["values"][across]["mean"], cell["values"][key]["mean"])
+            looks[cell["label"]]: (cell["values"][across]["mean"], cell["values"][key]["mean"])
             for cell in known
             if (cell["values"].get(across) or {}).get("mean") is not None
         }

@@ -233,10 +233,8 @@ def contrast_values(content: Mapping[str, Any], row: Cell) -> list[Value]:
     """What a contrast compares, its difference, and which side of zero its interval lies on."""
     column = next(column for column in content["columns"] if column["key"] == row["key"])
     form, low, high = f"+.{column['digits']}f", row.get("low"), row.get("high")
-    verdict = (
-        "–" if low is None else "above zero" if low > 0 else "below zero" if high < 0 else "includes zero"
-    )
-    return [Value(column["label"]), with_interval(row["mean"], low, high, form), Value(verdict)]
+    side = "–" if low is None or high is None else tables.side_of_zero(low, high)
+    return [Value(column["label"]), with_interval(row["mean"], low, high, form), Value(side)]
 
 
 def study_result(content: Mapping[str, Any]) -> str:

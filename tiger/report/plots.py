@@ -14,28 +14,32 @@ from tiger.report.vector_graphics import CARD, INK, SOFT, Plot, Series, drawing,
 
 Cell = Mapping[str, Any]
 Point = tuple[float, float]
+BEST_SCORE = 100  # of all metrics but CIDEr
 MOST_POINTS = 240  # of a curve; longer ones are averaged
 
 
-def survival(shares: Mapping[str, Mapping[Any, float]]) -> Plot:
+def survival(shares: Mapping[Series, Mapping[Any, float]]) -> Plot:
     """P(A >= n) of each decoder over n.
 
     Args:
-        shares: P(A >= n) by n, by decoder.
+        shares: P(A >= n) by n, by the look of a decoder.
     """
-    looks = series(list(shares))
     with drawing() as (figure, axes):
-        for look, values in zip(looks, shares.values(), strict=True):
+        for look, values in shares.items():
             points = sorted((int(n), p) for n, p in values.items())
             axes.plot(*zip(*points, strict=True), **look.line)
-        axes.set(xlabel="accepted tokens in a round, n", ylabel="share of rounds with n or more", ylim=(0, 1))
+        axes.set(
+            xlabel="accepted tokens in a round, n", ylabel="share of rounds with n or more", ylim=(0, 1.02)
+        )
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=9))
-        return Plot("Accepted length", to_svg(figure, "Share of rounds with n or more accepted"), looks)
+        return Plot(
+            "Accepted length", to_svg(figure, "Share of rounds with n or more accepted"), list(shares)
+        )
 
 
 def scatter(
     title: str,
-    points: Mapping[str, Point],
+    points: Mapping[Series, Point],
     labels: tuple[str, str],
     curve: Sequence[Point] = (),
     front: bool = False,
@@ -45,24 +49,25 @@ def scatter(
 
     Args:
         title: What it shows.
-        points: Place of each decoder.
+        points: Place of each decoder, by its look.
         labels: Names of the axes.
         curve: A line to draw behind the points.
         front: Whether to join the points that no other one beats, where lower x and higher y are better.
         note: How to read it.
     """
-    looks = series(list(points))
     with drawing() as (figure, axes):
         if curve:
             axes.plot(*zip(*curve, strict=True), color=SOFT, linewidth=1.2, linestyle=(0, (4, 3)), zorder=1)
         if front:
             best = pareto(list(points.values()))
             axes.step(*zip(*best, strict=True), where="post", color=SOFT, linewidth=1.2, zorder=1)
-        for look, (x, y) in zip(looks, points.values(), strict=True):
+        for look, (x, y) in points.items():
             axes.plot(x, y, **look.line | {"linestyle": "none", "markersize": 8, "zorder": 3})
         axes.set(xlabel=labels[0], ylabel=labels[1])
         axes.margins(0.12)
-        return Plot(title, to_svg(figure, title), looks, note)
+        if front and max(y for _, y in points.values()) <= BEST_SCORE:
+            axes.set_ylim(top=min(axes.get_ylim()[1], 1.02 * BEST_SCORE))
+        return Plot(title, to_svg(figure, title), list(points), note)
 
 
 def pareto(points: Sequence[Point]) -> list[Point]:

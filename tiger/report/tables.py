@@ -66,14 +66,18 @@ def number(value: float | None, form: str, unit: str = "") -> str:
 def difference_row(difference: Cell) -> list[str]:
     """Pair, temperature, AccLen difference with its interval, and which side the interval lies on."""
     low, high = difference["low"], difference["high"]
-    verdict = "above zero" if low > 0 else "below zero" if high < 0 else "includes zero"
     interval = f"{difference['difference']:+.2f} [{low:+.2f}, {high:+.2f}]"
     return [
         f"{difference['left']} − {difference['right']}",
         f"{difference['temperature']:g}",
         interval,
-        verdict,
+        side_of_zero(low, high),
     ]
+
+
+def side_of_zero(low: float, high: float) -> str:
+    """Where an interval lies, in words."""
+    return "above zero" if low > 0 else "below zero" if high < 0 else "includes zero"
 
 
 DIFFERENCE_COLUMNS = ("AccLen difference", "T", "Paired bootstrap 95 %", "Interval")
