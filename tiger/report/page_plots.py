@@ -95,8 +95,20 @@ def study_plots(content: Mapping[str, Any]) -> list[Plot]:
             for cell in known
             if (cell["values"].get(across) or {}).get("mean") is not None
         }
-        return [scatter(title, points, (labels[across], labels[key]))] if points else []
+        return [_compared(title, points, (across, key), labels)] if points else []
     return [intervals(title, [(cell["label"], cell["values"][key]) for cell in known], labels[key])]
+
+
+def _compared(
+    title: str, points: Mapping[Series, tuple[float, float]], keys: tuple[str, str], labels: Mapping[str, str]
+) -> Plot:
+    """One figure over another; where the first predicts the second, with the line of equality."""
+    line, note = [], ""
+    if keys == ("predicted_speedup", "speedup"):
+        values = [value for point in points.values() for value in point]
+        line = [(end, end) for end in (min(values), max(values))]
+        note = "Line: as fast as the cost model says."
+    return scatter(title, points, (labels[keys[0]], labels[keys[1]]), line, note=note)
 
 
 def _axis(cells: Sequence[Cell]) -> str:

@@ -11,7 +11,7 @@ from tiger.report.cost_line import predicted_speedup
 from tiger.report.tables import number
 
 Cell = Mapping[str, Any]
-BASELINE = "autoregressive"
+BASELINE = "autoregressive"  # as in evaluation.decoders, which would load every model class
 
 
 @dataclass(frozen=True)

@@ -116,11 +116,11 @@ def curves(title: str, groups: Mapping[str, Sequence[Mapping[str, Any]]], labels
         for look, points in zip(looks, groups.values(), strict=True):
             points = sorted(points, key=lambda point: float(point["x"]))
             x = [point["x"] for point in points]
-            ends = [
+            low, high = (
                 [point["mean"] if point.get(end) is None else point[end] for point in points]
                 for end in ("low", "high")
-            ]
-            axes.fill_between(x, *ends, color=look.line["color"], alpha=0.16, linewidth=0)
+            )
+            axes.fill_between(x, low, high, color=look.line["color"], alpha=0.16, linewidth=0)
             axes.plot(x, [point["mean"] for point in points], **look.line)
         axes.set(xlabel=labels[0], ylabel=labels[1])
         note = "Band: 95 % interval."

@@ -22,7 +22,7 @@ PROPERTIES |= {f"#0103{index:02x}": f"var(--series-{index + 1})" for index in ra
 SHAPES = (("o", "●", "○"), ("s", "■", "□"), ("^", "▲", "△"), ("D", "◆", "◇"), ("v", "▼", "▽"))
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)))
 WIDTH = 4.6  # inches: readable on a phone, two beside each other on a desk
-STYLE: dict[str, Any] = {
+STYLE: Any = {  # matplotlib types the names of its settings one by one
     "svg.fonttype": "none",
     "svg.hashsalt": "tiger",
     "text.parse_math": False,
