@@ -28,6 +28,16 @@ NAMES = {
     "reward/entropy": "Entropy of the drafts",
     "reward/draft_temperature": "Draft temperature",
     "accept/length": "AccLen",
+    **{f"accept/ge_{n}": f"Share of rounds with {n} or more accepted" for n in (2, 4, 8)},
+    "loss/total": "Loss",
+    "loss/kd": "KD loss",
+    "loss/guidance": "Loss of the router's guidance",
+    "gradient/drafter": "Gradient norm of the drafter",
+    "gradient/router": "Gradient norm of the router",
+    "speed/examples_per_second": "Examples per second",
+    "speed/tokens_per_second": "Response tokens per second",
+    "memory/peak_rss_gib": "Peak memory, GiB",
+    "memory/peak_cuda_gib": "Peak GPU memory, GiB",
 }
 
 
@@ -81,21 +91,20 @@ def study_plots(content: Mapping[str, Any]) -> list[Plot]:
     if plot.get("kind") == "histogram":
         shares = {looks[cell["label"]]: share for cell in cells if (share := _pooled(cell["entries"]))}
         return [survival(shares)] if shares else []
-    key = plot.get("y")
+    key, across = plot.get("y") or "", plot.get("x") or ""
     known = [cell for cell in cells if (cell["values"].get(key) or {}).get("mean") is not None]
-    if not known or key not in labels:
+    if plot.get("kind") is None or not known or key not in labels:
         return []
-    title = content["title"]
+    title = labels[key]
     if plot["kind"] == "line":
         return [curves(title, _lines(known, key, plot["series"]), (_axis(known), labels[key]))]
     if plot["kind"] == "scatter":
-        across = plot["x"]
         points = {
             looks[cell["label"]]: (cell["values"][across]["mean"], cell["values"][key]["mean"])
             for cell in known
             if (cell["values"].get(across) or {}).get("mean") is not None
         }
-        return [_compared(title, points, (across, key), labels)] if points else []
+        return [_compared(f"{labels[across]} and {title}", points, (across, key), labels)] if points else []
     return [intervals(title, [(cell["label"], cell["values"][key]) for cell in known], labels[key])]
 
 

@@ -11,6 +11,7 @@ from tiger.report.cost_line import predicted_speedup
 from tiger.report.tables import number
 
 Cell = Mapping[str, Any]
+NARROW = 4  # columns
 BASELINE = "autoregressive"  # as in evaluation.decoders, which would load every model class
 
 
@@ -44,6 +45,11 @@ class Table:
     rows: Sequence[Sequence[Value]]
     title: str = ""
     note: str = ""
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether something fits beside it on a wide screen."""
+        return len(self.columns) <= NARROW
 
 
 def is_drafted(cell: Cell) -> bool:

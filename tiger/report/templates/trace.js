@@ -92,7 +92,7 @@ function makeView(trace, number, several) {
   if (trace.speedup) facts.push(["Against autoregressive", trace.speedup.toFixed(2) + "\u00d7"]);
   part("name").textContent = trace.decoder;
   part("facts").replaceChildren(...facts.map(([name, value]) =>
-    element("div", "", element("dt", "", name), element("dd", "", String(value)))));
+    element("div", "", ...(name ? [element("dt", "", name)] : []), element("dd", "", String(value)))));
   part("history").replaceChildren(...trace.rounds.map((round, i) => {
     const bar = element("button", "");
     bar.type = "button";
