@@ -13,6 +13,7 @@ from tiger.report.page import file_name, write_page
 from tiger.report.page_tables import Table, Value
 from tiger.report.source_pages import how, sections
 from tiger.report.sources import Benchmark, Run, Source, Study
+from tiger.report.study_tables import study_result
 
 HEADLINE_ROWS = 5
 CHANGES_SHOWN = 12
@@ -71,7 +72,7 @@ def _study(name: str, content: Mapping[str, Any]) -> dict[str, Any]:
     """A study in a few words."""
     open_cells = sum(cell["status"] != "finished" for cell in content["cells"])
     words = {"page": file_name(name), "title": content["title"], "question": content["question"]}
-    return words | {"result": page_tables.study_result(content), "failed": open_cells}
+    return words | {"result": study_result(content), "failed": open_cells}
 
 
 def _about(source: Benchmark) -> str:

@@ -10,6 +10,7 @@ from tiger.report import page_plots, page_tables
 from tiger.report.origins import origin
 from tiger.report.page import write_page
 from tiger.report.sources import Benchmark, Run, Study
+from tiger.report.study_tables import study_tables
 from tiger.report.vector_graphics import series
 
 Place = tuple[str, float, int]
@@ -59,7 +60,7 @@ def write_study(path: Path, source: Study) -> None:
         title=content["title"],
         study=content,
         failed=[(cell["label"], cell["log"]) for cell in content["cells"] if cell["status"] == "failed"],
-        tables=page_tables.study_tables(content),
+        tables=study_tables(content),
         plots=page_plots.study_plots(content),
         origin=origin(source),
     )

@@ -11,7 +11,18 @@ from typing import Any
 METRICS = "metrics.json"
 EVENTS = "events.out.tfevents.*"
 DEPTH = 2  # folders below the given one that are looked into
-ENTRY_KEYS = {"decoder", "dataset", "temperature", "batch_size", "acclen", "p_accept_ge", "speedup"}
+ENTRY_KEYS = {"decoder", "dataset", "temperature", "batch_size", "num_prompts", "device", "num_threads"}
+ENTRY_KEYS |= {"acclen", "acclen_low", "acclen_high", "p_accept_ge", "rounds_per_token", "exact", "is_lossy"}
+ENTRY_KEYS |= {
+    "metric",
+    "score",
+    "score_low",
+    "score_high",
+    "speedup",
+    "latency_s",
+    "phase_ms",
+    "speed_dataset",
+}
 STUDY_KEYS = {
     "study",
     "title",
