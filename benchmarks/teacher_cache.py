@@ -15,7 +15,7 @@ from kd_throughput import Bench
 from torch import Tensor
 
 from tiger.evaluation.timing import limit_threads, medians
-from tiger.training.teacher_cache import CachedLesson, CacheSettings, condense, restore
+from tiger.training.teacher_cache import CacheSettings, condense
 
 QUICK = {"num_examples": 8, "repeats": 3}
 FULL = {"num_examples": 32, "repeats": 7}
@@ -31,8 +31,8 @@ class CachedBench(Bench):
         settings = CacheSettings("", "", "", self.task.options.temperature, top_k, (4, 2.0), len(examples), 1)
         with torch.no_grad():
             kept = [condense(x, self.task.verifier.logits(x.hidden), settings) for x in lessons]
-        by_name = {e.prompt.id: restore(k) for e, k in zip(examples, kept, strict=True)}
-        self.lookup: Callable[[str, torch.device], CachedLesson] = lambda name, _: by_name[name]
+        by_name = {e.prompt.id: entry for e, entry in zip(examples, kept, strict=True)}
+        self.lookup: Callable[[str, torch.device], dict[str, Tensor]] = lambda name, _: by_name[name]
         return sum(value.nbytes for lesson in kept for value in lesson.values())
 
     def run(self, cached: bool) -> tuple[float, Tensor]:

@@ -15,7 +15,8 @@ from torch.utils.data import Dataset
 from data_modules.collate import Example
 from data_modules.mixture import Mixture
 from data_modules.sources import Record, SkipRow
-from tiger.backbones.base import Prompt
+from tiger.backbones.base import Prompt, PromptTooLong
+from tiger.backbones.chat import UnusablePrompt, check_text
 from tiger.backbones.folders import TEXT_FILES, resolve
 from tiger.backbones.loading import load_processor
 
@@ -94,9 +95,13 @@ class PromptFormat:
             return wanted
         return min(self.max_length - self.length(text, sizes), wanted)
 
-    def too_long(self, record: Record) -> str | None:
-        """The reason to drop a record whose prompt leaves no room for a response."""
-        return "prompt_too_long" if self.room(record, 1) < 1 else None
+    def unusable(self, record: Record) -> str | None:
+        """The reason to drop a record: its text marks pictures, or leaves no room for a response."""
+        try:
+            check_text(self._text(record), len(record.images), self.processor, record.id)
+        except UnusablePrompt as error:
+            return error.reason
+        return PromptTooLong.reason if self.room(record, 1) < 1 else None
 
     def _text(self, record: Record) -> str:
         return self.template.replace("{question}", record.prompt)

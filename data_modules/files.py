@@ -1,9 +1,11 @@
-"""Files that are either whole or absent."""
+"""Files that are either whole or absent, and what to say of one that is neither."""
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -16,3 +18,27 @@ def write_whole(path: Path, text: str) -> None:
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     temporary.write_text(text)
     os.replace(temporary, path)
+
+
+def read_json(path: Path, advice: str) -> dict[str, Any]:
+    """Reads a JSON object.
+
+    Args:
+        path: The file.
+        advice: What to do if it is damaged.
+
+    Raises:
+        ValueError: If it is no JSON object; naming the file and saying what is wrong and what to do.
+    """
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise damaged(path, error, advice) from error
+    if not isinstance(content, dict):
+        raise damaged(path, f"it holds a {type(content).__name__}", advice)
+    return content
+
+
+def damaged(path: Path, what: object, advice: str) -> ValueError:
+    """The error of a file that is not what its writer left."""
+    return ValueError(f"{path} is damaged: {what}. {advice}")

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from filelock import FileLock
 
-from data_modules.files import write_whole
+from data_modules.files import damaged, read_json, write_whole
 from data_modules.sources import Row, Source
 
 
@@ -136,7 +136,12 @@ def remembered(cache_dir: Path, settings: Mapping[str, object], build: Callable[
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_suffix(".lock")):
         if path.exists():
-            return read_index(json.loads(path.read_text()))
+            advice = "Delete it; the rows are selected again."
+            content = read_json(path, advice)
+            try:
+                return read_index(content)
+            except (KeyError, TypeError) as error:
+                raise damaged(path, repr(error), advice) from error
         index = build()
         write_whole(path, json.dumps(asdict(index)))
         return index

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from data_modules.files import write_whole
+from data_modules.files import damaged, read_json, write_whole
 from data_modules.index import Index, hash_of, read_index
 from data_modules.mixture import Mixture
 from data_modules.recipe import Recipe, build_mixture, open_shares
@@ -45,7 +45,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: If there is none.
-        ValueError: If it is of another format, or its records are not those of its hash.
+        ValueError: If it is damaged or of another format, or its records are not those of its hash.
     """
     path = path / MANIFEST if path.is_dir() else path
     if not path.is_file():
@@ -53,12 +53,15 @@ def read_manifest(path: Path) -> dict[str, Any]:
             f"There is no {str(path)!r}; make it with `python -m tiger data build --config FILE --output "
             "FOLDER`."
         )
-    content: dict[str, Any] = json.loads(path.read_text())
+    content = read_json(path, "Build the mixture again.")
     if content.get("format") != FORMAT:
         raise ValueError(
             f"{path} has the format {content.get('format')!r}, this version reads {FORMAT}; build it again."
         )
-    index, ids = read_index(content), content["ids"]
+    try:
+        index, ids = read_index(content), content["ids"]
+    except (KeyError, TypeError) as error:
+        raise damaged(path, repr(error), "Build the mixture again.") from error
     if len(ids) != len(index.entries) or hash_of(ids, index.entries) != index.manifest:
         raise ValueError(
             f"The records in {path} are not those of its hash {index.manifest}: the file was changed after "

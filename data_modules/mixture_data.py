@@ -62,7 +62,7 @@ class MixtureDataModule(PromptDataModule):
     @cached_property
     def whole(self) -> Mixture:
         """The mixture of all splits, of prompts that fit into `max_length`."""
-        return self.built.narrow(self.form.too_long, self.check_name, self.cache_dir)
+        return self.built.narrow(self.form.unusable, self.check_name, self.cache_dir)
 
     def reports(self) -> list[str]:
         """What the mixture was made of, and how many records each split has."""

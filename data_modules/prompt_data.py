@@ -20,6 +20,7 @@ from data_modules.loader import ResumableLoader
 from data_modules.mixture import Mixture
 from data_modules.responses import Responses, ResponseSettings, load_or_generate
 from tiger.backbones.base import Backbone
+from tiger.backbones.chat import marks
 from tiger.backbones.loading import Quantization, load_backbone
 
 Split = Literal["train", "validation", "test"]
@@ -140,7 +141,7 @@ class PromptDataModule(LightningDataModule, ABC):
     @property
     def check_name(self) -> str:
         """Changes whenever other prompts fit."""
-        return f"{self.verifier} {self.form.name}"
+        return f"{self.verifier} {self.form.name} {' '.join(marks(self.form.processor))}"
 
     @cached_property
     def form(self) -> PromptFormat:

@@ -14,7 +14,7 @@ from filelock import FileLock
 from rich.progress import track
 
 from data_modules.examples import PromptFormat
-from data_modules.files import write_whole
+from data_modules.files import damaged, write_whole
 from data_modules.mixture import Mixture
 from data_modules.sources import SkipRow
 from tiger.backbones.base import Backbone, Prompt
@@ -74,8 +74,8 @@ def load_or_generate(
 ) -> Responses:
     """Reads the cached answers, generating those that are missing.
 
-    A killed run leaves whole lines behind, which the next run keeps. Processes that want the same answers
-    wait for the first of them.
+    A killed run leaves whole lines behind, which the next run keeps; so it does with a finished file that was
+    cut in a line. Processes that want the same answers wait for the first of them.
 
     Args:
         mixture: The prompts.
@@ -87,7 +87,7 @@ def load_or_generate(
         batch_size: Prompts per batch.
 
     Raises:
-        ValueError: If a finished file lacks answers.
+        ValueError: If a finished file lacks answers, or a line of a file is damaged.
     """
     parts: dict[str, object] = {
         "verifier": fingerprint(verifier),
@@ -102,6 +102,8 @@ def load_or_generate(
     folder = cache_dir / "responses" / key
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / "lock"):
+        if _is_cut(folder / FINISHED):
+            os.replace(folder / FINISHED, folder / PARTIAL)
         if not (folder / FINISHED).exists():
             write_whole(folder / "settings.json", json.dumps(parts | {"source": verifier}, indent=2) + "\n")
             _generate(mixture, form, settings, folder / PARTIAL, load, batch_size)
@@ -167,6 +169,11 @@ def _batches(mixture: Mixture, batch_size: int) -> Iterator[list[int]]:
         yield order[start : start + batch_size]
 
 
+def _is_cut(path: Path) -> bool:
+    """Whether a file ends inside a line, as an interrupted copy does; all lines before are whole."""
+    return path.exists() and not path.read_bytes().endswith(b"\n")
+
+
 def _keep_whole_lines(path: Path) -> set[str]:
     """Cuts a file behind its last whole line; returns the names of the answers in it."""
     if not path.exists():
@@ -181,11 +188,15 @@ def _keep_whole_lines(path: Path) -> set[str]:
 
 def _read(path: Path) -> Responses:
     tokens, truncated = {}, 0
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            entry = json.loads(line)
-            tokens[entry["id"]] = array("i", entry["tokens"])
-            truncated += entry["finish"] == "length"
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                entry = json.loads(line)
+                tokens[entry["id"]] = array("i", entry["tokens"])
+                truncated += entry["finish"] == "length"
+            except (ValueError, KeyError, TypeError) as error:
+                advice = f"Delete {path.parent}, and all its answers are generated again."
+                raise damaged(path, f"line {number} is no answer ({error!r})", advice) from error
     return Responses(tokens, truncated)
 
 

@@ -74,7 +74,7 @@ class SyntheticDataModule(PromptDataModule):
                 for source in sources
             ],
             self.question_filter,
-            self.form.too_long,
+            self.form.unusable,
             self.check_name,
             self.cache_dir,
         )

@@ -21,6 +21,7 @@ def processor():
 
 
 @lru_cache
+@torch.inference_mode(False)  # or a test in inference mode would leave a model that none could train
 def _model(role, seed, layers):
     sizes = copy.deepcopy(architecture.SIZES)
     try:

@@ -28,7 +28,7 @@ DATA = {
     "report": "Print what a built mixture was made of.",
     "verify": "Rebuild a mixture and compare it with its manifest.",
     "preview": "Print a training example of a draft head with the supervised tokens marked.",
-    "cache-teacher": "Keep the verifier's likeliest tokens and its attention along the training answers.",
+    "cache-teacher": "Keep the verifier's lessons along the training answers, for KD or a draft head.",
 }
 PROGRAM = "python -m tiger"
 EXTENDS = "extends"

@@ -9,6 +9,7 @@ from helpers import save_pair
 from PIL import Image
 
 from data_modules.evaluation import SETS
+from data_modules.prompt_data import PromptDataModule
 from tiger.cli import expand_configs, main
 from tiger.drafting.heads.methods import HEADS
 from tiger.drafting.lora import Lora
@@ -243,6 +244,37 @@ def test_unknown_keys_and_values_are_named(option, message, capsys):
         run("fit", *stage, option)
     assert stop.value.code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--model.init_args.block_size=0", "block_size 0 and num_anchors 4 must be 1 or more."),
+        ("--data.init_args.batch_size=0", "Need batch_size >= 1, got 0."),
+    ],
+)
+def test_a_class_that_refuses_its_options_says_so_alone(option, message, capsys):
+    with pytest.raises(SystemExit) as stop:
+        run("fit", *configs(CONFIGS / "experiment/tiny_kd.yaml"), option)
+    assert (stop.value.code, capsys.readouterr().err) == (2, f"python -m tiger: error: {message}\n")
+
+
+@pytest.mark.parametrize(
+    ("experiment", "option", "message"),
+    [
+        ("kd", "--model.init_args.verifier=tiny/verifer", "no folder 'tiny/verifer'"),
+        ("kd", "--model.init_args.drafter=tiny/vanila", "no folder 'tiny/vanila'"),
+        ("kd", "--model.init_args.init_from=kd.ckpt", "no checkpoint kd.ckpt"),
+        ("eagle3", "--model.init_args.init_from=heads", r"heads holds no head\.safetensors"),
+    ],
+)
+def test_all_models_are_looked_for_first(experiment, option, message, pair, tmp_path, monkeypatch):
+    own = [word for word in pair if experiment == "kd" or ".drafter=" not in word]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(PromptDataModule, "setup", None)  # where the verifier answers
+    with pytest.raises(FileNotFoundError, match=message):
+        run("fit", *configs(CONFIGS / f"experiment/tiny_{experiment}.yaml"), *own, option,
+            "--trainer.fast_dev_run=true", "--trainer.enable_progress_bar=false")  # fmt: skip
 
 
 def test_unknown_key_in_a_file_is_named(tmp_path, capsys):

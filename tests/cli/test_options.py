@@ -25,15 +25,16 @@ OPTIONS = {
     SyntheticDataModule: PROMPTS + "evaluation_mixture kinds mixture num_train question_filter",
     MixtureDataModule: PROMPTS + "folder",
     generate: """
-block_size compare compile_drafter device drafter dtype images max_frames max_new_tokens num_routed
-num_threads prompt seed system temperature top_k top_p trace verifier verifier_quantization video_fps videos
+acceptance block_size compare compile_drafter confidence_threshold device drafter dtype images max_frames
+max_new_tokens num_routed num_threads prompt seed system temperature top_k top_p trace verifier
+verifier_quantization video_fps videos
 """,
     write_report: "decoders folders output previous traces verifier",
     export: "decoder drafter dtype format metrics output verifier",
     benchmark: """
-acceptance_batch_size batch_sizes block_size block_sizes compile_drafter dataset decoders device dtype
-full_token_decoder max_new_tokens num_prompts num_threads num_traces output seed set_options speed_dataset
-speed_prompts speed_repeats temperatures verifier verifier_quantization
+acceptance_batch_size acceptances batch_sizes block_size block_sizes compile_drafter confidence_threshold
+dataset decoders device dtype full_token_decoder max_new_tokens num_prompts num_threads num_traces output seed
+set_options speed_dataset speed_prompts speed_repeats temperatures verifier verifier_quantization
 """,
 }
 

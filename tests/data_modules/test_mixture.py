@@ -177,6 +177,15 @@ def test_changed_rows_are_noticed():
         mixture[1]
 
 
+@pytest.mark.parametrize("content", ["", "{", "{}"])
+def test_a_damaged_memory_is_named(tmp_path, content):
+    mix("train", [world(Llava)], cache_dir=tmp_path)
+    (path,) = tmp_path.rglob("*.json")
+    path.write_text(content)
+    with pytest.raises(ValueError, match=rf"{path} is damaged: .*Delete it; the rows are selected again"):
+        mix("train", [world(Llava)], cache_dir=tmp_path)
+
+
 def test_narrowing_counts_and_is_remembered(tmp_path):
     mixture = mix("train", [Share(DocVQA(), ListRows(*documents(3)), 3)])
     seen = []

@@ -111,6 +111,14 @@ def test_a_missing_or_old_manifest_is_refused(tmp_path):
         main(["data", "verify", str(tmp_path)])
 
 
+def test_a_damaged_manifest_is_named(folder, tmp_path):
+    whole = (folder / MANIFEST).read_bytes()
+    for content in (whole[:-9], b"[]", b'{"format": 1}'):
+        (tmp_path / MANIFEST).write_bytes(content)
+        with pytest.raises(ValueError, match=r"manifest\.json is damaged: .*Build the mixture again"):
+            main(["data", "report", str(tmp_path)])
+
+
 def change(content, what):
     entry = content["entries"][0]
     if what == "id":

@@ -95,6 +95,24 @@ def test_a_killed_run_is_completed(finished, mixture, form, verifier, tmp_path, 
     assert sorted(finished.read_text().splitlines()) == sorted(whole.splitlines())
 
 
+def test_a_finished_file_that_was_cut_is_completed(finished, mixture, form, verifier, tmp_path):
+    whole = finished.read_text()
+    finished.write_text(whole[:-5])
+    answer(mixture, form, verifier, tmp_path)
+    assert sorted(finished.read_text().splitlines()) == sorted(whole.splitlines())
+
+
+@pytest.mark.parametrize(
+    "line", ["{", "3", '{"id": "a"}', '{"id": "a", "tokens": ["x"], "finish": "eos"}', "\xff"]
+)
+def test_a_damaged_line_is_named(finished, mixture, form, verifier, tmp_path, line):
+    lines = finished.read_bytes().splitlines(keepends=True)
+    finished.write_bytes(b"".join([*lines[:2], line.encode("latin-1") + b"\n", *lines[3:]]))
+    match = rf"{FINISHED} is damaged: line 3 is no answer .*Delete .*generated again"
+    with pytest.raises(ValueError, match=match):
+        answer(mixture, form, verifier, tmp_path, load=refuse)
+
+
 def test_a_kill_while_answering_leaves_whole_batches(mixture, form, verifier, tmp_path, monkeypatch):
     generate, calls = AutoregressiveDecoder.generate, []
 
@@ -185,8 +203,21 @@ def test_room_is_what_the_prompt_leaves(mixture, verifier):
     length = PromptFormat(verifier).length(prompt.text, [image.size for image in prompt.images])
     for limit, wanted, room in [(length + 3, 9, 3), (length + 3, 2, 2), (length, 1, 0), (1000, 9, 9)]:
         assert PromptFormat(verifier, max_length=limit).room(mixture[0], wanted) == room
-    assert PromptFormat(verifier, max_length=length).too_long(mixture[0]) == "prompt_too_long"
-    assert PromptFormat(verifier, max_length=length + 1).too_long(mixture[0]) is None
+    assert PromptFormat(verifier, max_length=length).unusable(mixture[0]) == "prompt_too_long"
+    assert PromptFormat(verifier, max_length=length + 1).unusable(mixture[0]) is None
+
+
+def test_texts_that_mark_pictures_are_dropped(verifier, tmp_path):
+    image = encoded()
+    questions = ["What is <|image_pad|> here?", "What is here?"]
+    rows = [{"image": image, "question": question, "answers": ["a"]} for question in questions]
+    share = Share(DocVQA(), TableRows("docvqa", {"test": rows}, 0), 2)
+    form = PromptFormat(verifier)
+    kept = mix("train", [share]).narrow(form.unusable, form.name, tmp_path)
+    assert [record.question for record in kept] == questions[1:]
+    assert kept.index.reports[0].dropped == {"image_token": 1}
+    twice = PromptFormat(verifier, "<image> {question} <image>")
+    assert twice.unusable(kept[0]) == "image_token"
 
 
 def test_reference_answers_end_with_the_end_token(form):

@@ -1,5 +1,7 @@
 """What EAGLE-3 heads have of their own: layers, a vocabulary and its scores."""
 
+import json
+
 import pytest
 import torch
 from helpers import prompts, tiny_backbone
@@ -64,6 +66,22 @@ def test_a_part_of_the_vocabulary(tmp_path):
     drafted = {token for answer in found for entry in answer.rounds for token in entry.drafted}
     assert len(drafted) > 3
     assert drafted <= set(said)
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "message"),
+    [
+        ("verifier", {"vocab_size": 9}, r"is a head for another verifier: it needs vocab_size 9, not \d+"),
+        ("settings", {"layers": [2, 3]}, r"enters layers \[2, 3\], but the verifier has layers 0 to 2"),
+        ("settings", {"layers": [1, 2]}, r"fc\.weight is \[192, 192\], not \[192, 384\]"),
+    ],
+)
+def test_a_checkpoint_of_another_verifier_is_refused(tmp_path, part, change, message):
+    save_head(Eagle3(tiny_backbone()), tmp_path)
+    entries = json.loads((tmp_path / "head.json").read_text())
+    (tmp_path / "head.json").write_text(json.dumps(entries | {part: entries[part] | change}))
+    with pytest.raises(ValueError, match=message):
+        load_head(tmp_path, tiny_backbone())
 
 
 def test_unusable_vocabularies_are_refused():

@@ -3,16 +3,13 @@
 import pytest
 import torch
 from helpers import ending_backbone, fresh_backbone, picture, prompts, tiny_backbone
-from standins import FAMILIES, save_standin
 
-from tests.backbones.test_families import PROMPTS
 from tests.decoding.table import TableBackbone
 from tests.decoding.test_greedy_equality import check_records, tokens
 from tests.decoding.test_sampled_distribution import EOS, LENGTH, TABLES, p_value
 from tests.drafting.head_texts import every_root, fit, read_texts
 from tiger.backbones.base import Prompt
 from tiger.backbones.cache import BlockCache
-from tiger.backbones.loading import load_backbone
 from tiger.decoding.acceptance import Sampling
 from tiger.decoding.autoregressive import AutoregressiveDecoder
 from tiger.decoding.records import ROOT
@@ -87,16 +84,6 @@ def test_samples_follow_the_verifier(name, sampling):
     verifier = TableBackbone(TABLES["verifier"], (EOS,))
     decoder = SpeculativeDecoder(verifier, new_head(name, verifier), 2, LENGTH, sampling)
     assert p_value(decoder, sampling, samples=2000) > 0.01
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_family(name, family, tmp_path):
-    verifier = load_backbone(save_standin(family, tmp_path))
-    verifier.eos_ids = ()
-    batch = [PROMPTS[key] for key in ("one image", "text", "images of many sizes", "images in the text")]
-    head = new_head(name, verifier)
-    found = SpeculativeDecoder(verifier, head, 4, 12).generate(batch)
-    assert tokens(found) == tokens(AutoregressiveDecoder(verifier, 12).generate(batch))
 
 
 class Watch:

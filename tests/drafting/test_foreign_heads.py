@@ -228,6 +228,10 @@ def test_a_vocabulary_without_ends_gives_a_warning(tmp_path):
             {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
             "rope_parameters .*'factor': 2.0",
         ),
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 4, 4]}},
+            "rope_parameters .*'mrope_section'",
+        ),
         ({"model_type": "qwen3", "layer_types": ["sliding_attention"]}, "a head with sliding_attention"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

@@ -61,6 +61,20 @@ def test_ngrams_continue_what_was_said():
     assert (3,) in read(Racer(ngram=4, min_match=1), [*text[:-2], 20, 2])
 
 
+def test_a_chain_follows_the_longest_end_and_then_the_likeliest_tokens():
+    text = [7, 1, 2, 5, 30, 1, 2, 6, 31, 1, 2, 6, 32, 7, 1, 2]  # "1 2" was mostly followed by 6, "7 1 2" by 5
+    assert read(Racer(ngram=4, chain=True), text) == [(5,)]
+    assert read(Racer(ngram=5, chain=True), text) == [(5,), (5, 30)]
+    rows, method = full_matrix(64), Racer(ngram=4, chain=True)
+    ids = [*range(64), 1, 2, 3]
+    state = observe(method, [(ids, list(range(len(ids))), [*rows, *[rows[t] for t in (1, 2, 3)]])])
+    tokens, parents = propose(method, state, 4, 6)  # "2 3 4" was followed by 5, then rows lead on
+    assert tokens == [5, rows[5][0], rows[rows[5][0]][0], *tokens[3:]]
+    assert (len(tokens), parents, method.num_nodes(6)) == (6, [-1, 0, 1, 2, 3, 4], 6)
+    assert propose(Racer(chain=True), observe(Racer(), [([1, 2], [0, 1], [])]), 9)[0] == []
+    assert Racer(tree_size=4, chain=True).num_nodes(8) == 3
+
+
 def test_frequent_nodes_come_first():
     # ends of the text: the border counts as one node, so two are left for what follows
     text = [1, 2, 3, 4, 9, 1, 2, 3, 5, 9, 1, 2, 3, 5, 8, 7, 6, 1, 2]

@@ -3,14 +3,11 @@
 import pytest
 import torch
 from helpers import prompts, tiny_backbone
-from standins import FAMILIES, save_standin
 
-from tests.backbones.test_families import PROMPTS
 from tests.decoding.table import TableBackbone
 from tests.decoding.test_greedy_equality import check_records, tokens
 from tests.decoding.test_sampled_distribution import EOS, LENGTH, TABLES, p_value
 from tests.drafting.head_texts import fit, read_texts
-from tiger.backbones.loading import load_backbone
 from tiger.decoding.acceptance import Sampling
 from tiger.decoding.autoregressive import AutoregressiveDecoder
 from tiger.decoding.speculative import SpeculativeDecoder
@@ -32,7 +29,9 @@ def head(form, **options):
     torch.manual_seed(3)
     made = RoutedHead(verifier(), form, **{"num_layers": 2, "num_routed": 5} | options).eval()
     with torch.no_grad():
-        made.mask_embedding.normal_()
+        if form == "parallel":
+            made.mask_embedding.normal_()
+            made.correction.down.weight.normal_(0, 0.3)
         for parameter in made.router.parameters():
             parameter.mul_(8)
     return made
@@ -71,8 +70,8 @@ def test_training_drafts_what_decoding_drafts(expected, form):
             with torch.no_grad():
                 hidden = made.unroll(text, root.expand(len(BATCH), 1), BLOCK)[row, 0]
             best = made.score(hidden).argmax(-1).tolist()
-            # Token by token, later drafts follow what was drafted, training what the answer says.
-            count = BLOCK if form == "parallel" else entry.accepted + 1
+            # Later drafts follow what was drafted, in training what the answer says.
+            count = entry.accepted + 1
             assert best[:count] == entry.drafted[:count]
             compared += count
             done += entry.accepted + 1
@@ -102,7 +101,7 @@ def test_gradients_reach_every_weight(expected, form):
     text, before = read_texts(made, BATCH, tokens(expected))
     made.unroll(text, before, BLOCK).pow(2).sum().backward()
     for name, parameter in made.named_parameters():
-        if parameter.requires_grad and (form == "parallel" or name != "mask_embedding"):
+        if parameter.requires_grad:
             assert parameter.grad is not None, name
             assert parameter.grad.abs().sum() > 0, name
 
@@ -128,17 +127,6 @@ def test_samples_follow_the_verifier(form, sampling):
     made = RoutedHead(toy, form, num_layers=1, layers=()).eval()
     made.log_draft_temperature.data.fill_(-0.7)  # any temperature of the drafts is exact
     assert p_value(SpeculativeDecoder(toy, made, 2, LENGTH, sampling), sampling, samples=2000) > 0.01
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_family(form, family, tmp_path):
-    backbone = load_backbone(save_standin(family, tmp_path))
-    backbone.eos_ids = ()
-    batch = [PROMPTS[key] for key in ("one image", "text", "images of many sizes", "images in the text")]
-    made = RoutedHead(backbone, form, num_layers=1, num_routed=4).eval()
-    found = SpeculativeDecoder(backbone, made, 4, 12).generate(batch)
-    assert tokens(found) == tokens(AutoregressiveDecoder(backbone, 12).generate(batch))
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -1,8 +1,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -11,6 +9,7 @@ from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
 from tiger.decoding.speculative import SpeculativeDecoder
+from tiger.drafting.heads.saving import build_head, save_head
 from tiger.drafting.saving import MARK, ROUTER_FILE, SETTINGS_FILE, load_drafter, save_drafter
 
 
@@ -37,22 +36,33 @@ def test_settings_and_weights_come_back(folder):
     assert [r.drafted for r in answers[0].rounds] == [r.drafted for r in answers[1].rounds]
 
 
-def test_a_hub_repository_brings_its_settings_and_router(folder, tmp_path):
+def test_files_have_the_permissions_of_new_ones(tmp_path):
+    before = os.umask(0o027)
+    try:
+        save_drafter(tiny_drafter(), tmp_path / "drafter")
+        save_head(build_head("medusa", tiny_backbone()), tmp_path / "head")
+    finally:
+        os.umask(before)
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert {file.name for file in files} >= {
+        "model.safetensors",
+        ROUTER_FILE,
+        "head.safetensors",
+        "head.json",
+    }
+    assert {oct(file.stat().st_mode & 0o777) for file in files} == {"0o640"}
+
+
+def test_a_hub_repository_brings_its_settings_and_router(folder, tmp_path, monkeypatch):
     cache = tmp_path / "hub" / "models--someone--drafter"
     (cache / "refs").mkdir(parents=True)
     (cache / "refs" / "main").write_text("0" * 40)
     (cache / "snapshots").mkdir()
     (cache / "snapshots" / ("0" * 40)).symlink_to(folder)
-    code = (
-        "from tiger.drafting.saving import load_drafter; d = load_drafter('someone/drafter'); "
-        "print(d.selector, d.num_routed, d.router.query.weight.sum().item())"
-    )
-    environment = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.getcwd()}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    selector, count, total = done.stdout.split()
-    assert (selector, count) == ("static", "5")
-    assert float(total) == load_drafter(str(folder)).router.query.weight.sum().item()
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    found, local = load_drafter("someone/drafter"), load_drafter(str(folder))
+    assert (found.selector, found.num_routed) == ("static", 5)
+    assert torch.equal(found.router.query.weight, local.router.query.weight)
 
 
 def test_overrides_replace_settings(folder):

@@ -5,14 +5,12 @@ import itertools
 import pytest
 import torch
 from helpers import ending_backbone, prompts
-from standins import FAMILIES, save_standin
 
 from tests.decoding.table import TableBackbone
 from tests.decoding.test_greedy_equality import check_records, tokens
 from tests.decoding.test_sampled_distribution import EOS, LENGTH, TABLES, p_value
 from tests.drafting.head_texts import fit, read_texts
 from tiger.backbones.base import Prompt
-from tiger.backbones.loading import load_backbone
 from tiger.decoding.acceptance import Sampling
 from tiger.decoding.autoregressive import AutoregressiveDecoder
 from tiger.decoding.speculative import SpeculativeDecoder
@@ -97,19 +95,6 @@ def test_small_vocabularies_and_every_block_size(name):
         rounds = [entry for answer in found for entry in answer.rounds]
         assert max(entry.depth for entry in rounds) == min(block_size, head.settings.get("num_offsets", 4))
         assert {len(entry.drafted) for entry in rounds} == {head.num_nodes(block_size)}
-
-
-@pytest.mark.parametrize("name", ["medusa", "specflash compressed"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_families(tmp_path, family, name):
-    verifier = load_backbone(save_standin(family, tmp_path))
-    verifier.eos_ids = ()
-    alone = AutoregressiveDecoder(verifier, 12).generate(BATCH)
-    head = build(name, verifier)
-    fit(head, BATCH, tokens(alone), depth=3, steps=8)
-    found = SpeculativeDecoder(verifier, head, 4, 12).generate(BATCH)
-    assert tokens(found) == tokens(alone)
-    assert sum(entry.accepted for answer in found for entry in answer.rounds) > 0
 
 
 @pytest.mark.parametrize("name", HEADS)

@@ -23,7 +23,7 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "drafter"
 NEW = 24
 BATCH = prompts(4)
 WARM = [{"method": name, "warm": True} for name in ("token_recycling", "racer")]
-EVERY = [{"method": name} for name in METHODS] + WARM
+EVERY = [{"method": name} for name in METHODS] + WARM + [{"method": "racer", "chain": True}]
 GENERATORS = [torch.Generator()]
 
 

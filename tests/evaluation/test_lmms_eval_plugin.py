@@ -15,7 +15,9 @@ from helpers import agreeing_drafter, picture, save_backbone, tiny_backbone
 from tiger.backbones.base import Prompt
 from tiger.decoding.acceptance import Sampling
 from tiger.decoding.autoregressive import AutoregressiveDecoder
+from tiger.decoding.pruners import PRUNERS, build_pruner
 from tiger.decoding.speculative import SpeculativeDecoder
+from tiger.drafting.heads.saving import build_head, save_head
 from tiger.evaluation import lmms_eval_plugin as plugin
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -167,6 +169,28 @@ def test_settings_of_a_request():
 def test_without_a_drafter_decoding_is_autoregressive(registry, pair):
     model = registry.get_model("tiger")(str(pair / "verifier"), "none", dtype="float32")
     assert isinstance(model._decoder(6, Sampling()), AutoregressiveDecoder)
+
+
+@pytest.mark.parametrize("name", ["head", "racer", "vispruner", "sparsevlm"])
+def test_every_method_of_a_benchmark_answers(registry, pair, tmp_path, capsys, name):
+    verifier = tiny_backbone()
+    if name == "head":
+        save_head(build_head("medusa", verifier), tmp_path / "head")
+    drafter = str(tmp_path / name) if name == "head" else name
+    model = registry.get_model("tiger")(str(pair / "verifier"), drafter, dtype="float32", system="")
+    model.task_dict["scenes"] = {"test": [{"images": [picture(0)]}]}
+    texts = model.generate_until([request(0, max_new_tokens=12)])
+    said, prompt = capsys.readouterr().err, Prompt("What is here?", (picture(0),))
+    if name in PRUNERS:
+        pruned = build_pruner({"method": name}, verifier)
+        assert texts == [AutoregressiveDecoder(pruned, 12).generate([prompt])[0].text]
+        assert f"lossy: with {name} the answers are not the verifier's own" in said
+    else:
+        assert texts == [alone(prompt, 12)]
+        assert "lossy" not in said
+    assert ("AccLen" in said) == (name not in PRUNERS)
+    with pytest.raises(ValueError, match="leave num_routed out"):
+        registry.get_model("tiger")(str(pair / "verifier"), drafter, num_routed=4)
 
 
 def test_videos_and_unknown_visuals(model):

@@ -1,12 +1,17 @@
 """Training-free methods by name through `benchmark` and `generate`; trees in journal and page."""
 
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
 from helpers import prompts, save_backbone, tiny_backbone
 
 from tests.decoding.test_greedy_equality import check_records
+from tiger.backbones.base import Prompt
+from tiger.backbones.images import load_image
+from tiger.decoding.autoregressive import AutoregressiveDecoder
+from tiger.decoding.pruners import PRUNERS, build_pruner
 from tiger.decoding.records import Round
 from tiger.drafting.methods import METHODS
 from tiger.evaluation import runner
@@ -83,8 +88,69 @@ def test_generate_with_a_method(folder, name, tmp_path, capsys):
 
 
 def test_a_method_routes_nothing(folder):
-    with pytest.raises(ValueError, match="racer routes nothing; leave num_routed out"):
+    with pytest.raises(ValueError, match=r"racer routes nothing, .*leave num_routed out"):
         ask(folder, drafter="racer", num_routed=4)
+
+
+@pytest.mark.parametrize("name", sorted(PRUNERS))
+def test_generate_with_a_pruner_is_lossy_and_says_so(folder, name, tmp_path, capsys):
+    plain, pruned = ask(folder, drafter=None), ask(folder, drafter=name, compare=True)
+    said = capsys.readouterr().out.splitlines()
+    assert "x autoregressive speed · lossy: not the verifier's own answer" in said[-1]
+    assert sum("lossy" in line for line in said) == 1
+    picture = load_image(folder / "image.png")
+    alone = AutoregressiveDecoder(build_pruner({"method": name}, tiny_backbone(layers=2)), 12)
+    assert pruned.tokens == alone.generate([Prompt("What is this?", (picture,))])[0].tokens
+    assert pruned.rounds == []
+    path = tmp_path / "all.yaml"
+    path.write_text(f"method: {name}\nkeep: {1.0 if name == 'vispruner' else [1.0, 1.0, 1.0]}\n")
+    assert ask(folder, drafter=str(path), trace=tmp_path / "page.html").tokens == plain.tokens
+    with pytest.raises(ValueError, match=f"{name} routes nothing"):
+        ask(folder, drafter=name, num_routed=4)
+
+
+def test_generate_with_typical_acceptance_is_lossy_and_says_so(folder, capsys):
+    typical = {"drafter": "token_recycling", "acceptance": "typical_lossy", "max_new_tokens": 24}
+    sampled = ask(folder, **typical, temperature=1.0, seed=1)
+    assert "lossy: not the verifier's own answer" in capsys.readouterr().out
+    assert sampled.tokens != ask(folder, drafter=None, max_new_tokens=24, temperature=1.0, seed=1).tokens
+    assert ask(folder, **typical).tokens == ask(folder, drafter=None, max_new_tokens=24).tokens
+    assert "lossy" not in capsys.readouterr().out  # greedy answers are exact
+    for name in (None, "vispruner"):
+        with pytest.raises(ValueError, match="acceptance is 'typical_lossy', but nothing drafts"):
+            ask(folder, **typical | {"drafter": name})
+
+
+def test_typical_acceptance_is_named_lossy_in_every_table(folder, tmp_path):
+    settings = {
+        "verifier": str(folder),
+        "decoders": dict.fromkeys(("exact", "typical"), "token_recycling"),
+        "num_prompts": 3,
+        "speed_prompts": 1,
+        "speed_repeats": 1,
+        "max_new_tokens": 12,
+        "num_threads": None,
+        "device": "cpu",
+    }
+    lossy = {"acceptances": {"typical": "typical_lossy"}, "output": tmp_path / "results"}
+    cells = benchmark(**settings, **lossy)
+    assert [cell["is_lossy"] for cell in cells] == [False] * 5 + [True]
+    assert [cell["exact"] for cell in cells] == [1.0] * 3 + [None] * 3
+    assert cells[5]["mismatches"] is None
+    assert cells[5]["acclen"] > 0
+    for table in ("table.md", "paper_table.md", "paper_table.csv"):
+        lines = (tmp_path / "results" / table).read_text().splitlines()
+        assert {"typical", "typical (lossy)"} <= set(re.findall(r"typical[^|,]*\b\)?", "\n".join(lines)))
+        assert not any("exact (lossy)" in line for line in lines)
+    texts = {}
+    for line in (tmp_path / "results" / "samples.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        texts.setdefault((record["decoder"], record["temperature"]), []).append(record["tokens"])
+    assert texts["exact", 1.0] == texts["autoregressive", 1.0] != texts["typical", 1.0]
+    assert ("typical", 0.0) not in texts  # greedy answers are those of the exact decoder
+    for decoders in ({}, {"typical": "vispruner"}):
+        with pytest.raises(ValueError, match="acceptances names typical; the decoders that draft are"):
+            benchmark(**settings | {"decoders": decoders | {"exact": "racer"}}, **lossy)
 
 
 def test_chains_are_recorded_as_before(folder):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 from helpers import agreeing_drafter, picture, save_backbone, tiny_backbone
 from hub_repository import write_repository
 from ranks import spawn
@@ -18,6 +19,7 @@ from tiger.decoding.records import Generation
 from tiger.decoding.speculative import SpeculativeDecoder
 from tiger.drafting.saving import save_drafter
 from tiger.evaluation import decoders as decoders_module
+from tiger.evaluation import runner
 from tiger.evaluation.bootstrap import mean_interval
 from tiger.evaluation.cells import points, scores
 from tiger.evaluation.decoders import Decoders
@@ -237,6 +239,64 @@ def test_files_of_a_killed_process_are_joined(tmp_path):
     assert [(row["id"], row["score"]) for row in rows] == [("x", 1.0), ("y", None)]
 
 
+def test_damaged_lines_of_a_journal_are_computed_again(tmp_path, caplog):
+    path = tmp_path / "a.jsonl"
+    Journal(path).add("cell", [{"id": "x"}], 2)
+    bad = [b"{", b"3", b'{"cell": "cell", "of": 2}', b'{"cell": "cell", "id": "y"}', b"\xff", b'{"cell": "ce']
+    path.write_bytes(b"\n".join([path.read_bytes().rstrip(), *bad]))
+    again = Journal(path)
+    assert again.found("cell") == {"x"}
+    named = [number for number in range(1, 9) if f"line {number} is no record" in caplog.text]
+    assert named == [2, 3, 4, 5, 6, 7]
+    again.add("cell", [{"id": "y"}], 2)
+    assert len(Journal(path).get("cell")) == 2
+
+
+@pytest.mark.parametrize("name", ["samples", "timings"])
+def test_records_that_lack_something_are_named(done, world, tmp_path, name):
+    _, output = done
+    for file in ("samples.jsonl", "timings.jsonl"):
+        records = [json.loads(line) for line in (output / file).open()]
+        for record in records if file.startswith(name) else ():
+            record.pop("accepted", None)
+            record.get("timing", {})["hours"] = 1
+        (tmp_path / file).write_text("".join(json.dumps(record) + "\n" for record in records))
+    with pytest.raises(ValueError, match=rf"{name}\.jsonl is damaged: .*(accepted|hours).*Delete"):
+        benchmark(**settings(world, tmp_path))
+
+
+def test_two_runs_do_not_share_a_folder(world, tmp_path):
+    with (
+        FileLock(tmp_path / "lock"),
+        pytest.raises(ValueError, match=rf"Another benchmark writes to {tmp_path}. Wait .* another folder"),
+    ):
+        benchmark(**settings(world, tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"verifier": "tiny/verifer"}, "no folder 'tiny/verifer'"),
+        ({"decoders": {"tiger": "tiny/tigr"}}, "no folder 'tiny/tigr'"),
+        ({"decoders": {"racer": "configs/drafter/racr.yaml"}}, "no file 'configs/drafter/racr.yaml'"),
+        ({"decoders": {"tiger": "EMPTY"}}, r"holds no config\.json"),
+        ({"decoders": {"tiger": "HEAD"}}, r"holds no head\.safetensors"),
+    ],
+)
+def test_all_models_are_looked_for_first(world, tmp_path, monkeypatch, changes, message):
+    for name in ("EMPTY", "HEAD"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "HEAD" / "head.json").write_text("{}")
+    decoders = {k: str(tmp_path / v) if v.isupper() else v for k, v in changes.get("decoders", {}).items()}
+    monkeypatch.setattr(runner, "load_set", None)  # before any set is opened
+    with pytest.raises(FileNotFoundError, match=message):
+        benchmark(
+            **settings(world, tmp_path / "out", **changes | ({"decoders": decoders} if decoders else {}))
+        )
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_decoder_that_is_not_exact_is_an_error(world, tmp_path, monkeypatch):
     build = decoders_module.Decoders.build
 
@@ -313,12 +373,12 @@ def test_timed_prompts_beyond_the_context_are_left_out(world, tmp_path, monkeypa
     options = {"pope@speed": SetOptions(path=world / "pope")}
     changes = {"dataset": "synthetic", "num_prompts": 1, "set_options": options, "batch_sizes": [1]}
     changes |= {"speed_dataset": "pope@speed", "speed_prompts": 3}
-    with pytest.raises(ValueError, match="No prompt of pope@speed fits"):
+    with pytest.raises(ValueError, match=r"No prompt of pope@speed can be read: prompt_too_long \(3\)"):
         benchmark(**settings(world, tmp_path, **changes))
     first, *others = load_set("pope@speed", 3, options=options["pope@speed"]).prompt_ids
     whole.add(first)
     cells = benchmark(**settings(world, tmp_path, **changes))
-    assert [cell["speed_too_long"] for cell in cells] == [others, others]
+    assert [cell["speed_skipped"] for cell in cells] == [dict.fromkeys(others, "prompt_too_long")] * 2
     assert all(cell["tokens_per_second"] > 0 for cell in cells)
     with monkeypatch.context() as patch:
         patch.setattr(Decoders, "build", None)  # nothing is decoded again
@@ -347,8 +407,25 @@ def test_prompts_beyond_the_context_are_left_out(world, tmp_path, monkeypatch):
     assert json.dumps(benchmark(**settings(world, tmp_path, speed_prompts=2, **changes))) == json.dumps(cells)
     monkeypatch.undo()
     monkeypatch.setattr(Backbone, "check_length", lambda *_: (_ for _ in ()).throw(PromptTooLong("all")))
-    with pytest.raises(ValueError, match="No prompt of pope fits"):
+    with pytest.raises(ValueError, match=r"No prompt of pope can be read: prompt_too_long \(4\)"):
         benchmark(**settings(world, tmp_path, max_new_tokens=7, **changes))
+
+
+def test_texts_that_mark_pictures_are_left_out(world, tmp_path, capsys):
+    from fixtures import POPE, full  # which `world` has imported
+
+    questions = ["Is there a star?", "Is <|image_pad|> a dog?", "Is <image> like <image>?", "<image> A cat?"]
+    rows = [
+        full(POPE, question=question, answer="no", category="random", image=picture(number))
+        for number, question in enumerate(questions)
+    ]
+    write_repository(tmp_path / "pope", {"test": rows}, POPE)
+    changes = {"dataset": "pope", "set_options": {"pope": SetOptions(path=tmp_path / "pope")}}
+    cells = benchmark(**settings(world, tmp_path / "out", speed_prompts=4, batch_sizes=[1], **changes))
+    assert {(cell["num_prompts"], cell["exact"]) for cell in cells} == {(2, 1)}
+    subset = json.loads((tmp_path / "out" / "subsets.json").read_text())["pope"]
+    assert (sorted(subset["ids"]), sorted(subset["skipped"]["image_token"])) == (["0", "3"], ["1", "2"])
+    assert "pope: left out image_token 2, see subsets.json" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

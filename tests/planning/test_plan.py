@@ -35,7 +35,7 @@ from tiger.planning.workload import Pass, Workload
 from tiger.training import AcceptanceAlignment, KDWarmStart, acceptance_alignment, losses
 from tiger.training.planning import optimizer_states
 from tiger.training.rollouts import roll_out
-from tiger.training.teacher_cache import CacheSettings, condense, restore
+from tiger.training.teacher_cache import CacheSettings, condense
 
 VERIFIER, DRAFTER = (shape_of(load_config(name)) for name in ("tiny/verifier", "tiny/vanilla"))
 TASKS = {"kd": KDWarmStart, "align": AcceptanceAlignment}
@@ -98,7 +98,7 @@ def keep_lessons(task, batch):
             example.prompt.id: condense(lesson, task.verifier.logits(lesson.hidden), settings)
             for example, lesson in zip(batch, lessons, strict=True)
         }
-    task.cache = lambda name, device: restore(kept[name])
+    task.cache = lambda name, device: kept[name]
     del task.teacher
 
 

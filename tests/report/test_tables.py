@@ -45,6 +45,7 @@ def test_a_lossy_row_says_so_and_has_no_acceptance():
     row = dict(zip(tables.COLUMNS, tables.table_row(cell), strict=True))
     assert (row["AccLen [95 %]"], row["Rounds/token"], row["Exact"]) == ("–", "–", "lossy")
     assert row["Latency ms"] == "71"
+    assert row["Decoder"] == "autoregressive (lossy)"
 
 
 @pytest.mark.parametrize("columns", [tables.ACCEPTANCE, tables.SPEED])

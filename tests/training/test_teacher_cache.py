@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,14 @@ from safetensors import safe_open
 
 from tiger.cli import main
 from tiger.training.losses import DIVERGENCES
-from tiger.training.teacher_cache import TeacherCache, check_cache, coarse, read_settings, shard_path
+from tiger.training.teacher_cache import (
+    SETTINGS,
+    TeacherCache,
+    check_cache,
+    coarse,
+    read_settings,
+    shard_path,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ["--config", str(ROOT / "configs/experiment/tiny_kd.yaml")]
@@ -147,6 +155,23 @@ def test_a_killed_run_resumes(pair, tmp_path):
                 assert torch.equal(resumed.get_tensor(name), whole.get_tensor(name))
 
 
+def test_damaged_shards_are_made_again(pair, cache, tmp_path):
+    folder = shutil.copytree(cache, tmp_path / "cache")
+    whole = shard_path(folder, 1).read_bytes()
+    for content in (whole[:-7], b"", b"no tensors"):
+        shard_path(folder, 1).write_bytes(content)
+        with pytest.raises(
+            FileNotFoundError, match=r"lacks 1 of 3 shards, .*shard-00001.* not there or damaged"
+        ):
+            TeacherCache(folder)
+    fill(pair, folder, f"--top_k={read_settings(folder).top_k}")
+    assert shard_path(folder, 1).read_bytes() == whole
+    for content in ("{", "[]", '{"guidance": null}'):
+        (folder / SETTINGS).write_text(content)
+        with pytest.raises(ValueError, match=rf"{SETTINGS} is damaged: .*make the cache again"):
+            TeacherCache(folder)
+
+
 def test_a_cache_that_does_not_fit_is_refused(pair, cache, tmp_path):
     save_backbone(tiny_backbone("verifier", 5, 1), tmp_path / "other")  # the same shapes
     with pytest.raises(ValueError, match="another verifier"):
@@ -169,7 +194,7 @@ def test_attention_is_kept_only_for_guidance(pair, tmp_path):
     off = "--model.init_args.guidance_weight=0.0"
     fill(pair, tmp_path / "cache", "--top_k=16", off)
     cache = TeacherCache(tmp_path / "cache")
-    assert cache(next(iter(cache.places)), torch.device("cpu")).attention.numel() == 0
+    assert cache(next(iter(cache.places)), torch.device("cpu"))["attention"].numel() == 0
     fit(pair, tmp_path / "cache", off)
     with pytest.raises(ValueError, match="was not kept"):
         fit(pair, tmp_path / "cache")

@@ -19,7 +19,7 @@ from transformers.cache_utils import Cache
 from tiger.backbones.attention import record_attention
 from tiger.backbones.bank import VisualBank
 from tiger.backbones.cache import BlockCache
-from tiger.backbones.chat import check_text, messages, video_options
+from tiger.backbones.chat import UnusablePrompt, check_text, messages, video_options
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from tiger.backbones.videos import Video
 
 
-class PromptTooLong(ValueError):
+class PromptTooLong(UnusablePrompt):
     """A prompt leaves no room for an answer in the context of a model."""
+
+    reason = "prompt_too_long"
 
 
 @dataclass(frozen=True)
@@ -265,7 +267,7 @@ class Backbone(nn.Module, ABC):
                 "own repository beside its processor files, or set processor.chat_template."
             )
         else:
-            check_text(prompt, self.processor)
+            check_text(prompt.text, len(prompt.images), self.processor, prompt.id)
             batch = self.processor.apply_chat_template(
                 messages(prompt),
                 tokenize=True,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -15,20 +15,27 @@ if TYPE_CHECKING:
 IMAGE = "<image>"  # stands in a text where a picture belongs
 
 
-def messages(prompt: Prompt) -> list[dict[str, Any]]:
-    """A prompt as a chat: images, videos, then text; images inside the text where it marks their places.
+class UnusablePrompt(ValueError):
+    """A prompt that a model cannot read; in data, a reason to leave a row out.
 
-    Raises:
-        ValueError: If the text marks another number of places than there are images.
+    Attributes:
+        reason: A short name, counted in reports.
     """
+
+    reason: ClassVar[str]
+
+
+class ImageToken(UnusablePrompt):
+    """A text marks pictures that are not there."""
+
+    reason = "image_token"
+
+
+def messages(prompt: Prompt) -> list[dict[str, Any]]:
+    """A prompt as a chat: images, videos, then text; images inside the text where it marks their places."""
     images = [{"type": "image", "image": image.convert("RGB")} for image in prompt.images]
     videos = [{"type": "video", "video": _frames(video)} for video in prompt.videos]
     texts = prompt.text.split(IMAGE)
-    if len(texts) > 1 and len(texts) != len(images) + 1:
-        raise ValueError(
-            f"The prompt {prompt.id!r} has {len(images)} images and {len(texts) - 1} places {IMAGE}. Mark "
-            "a place for each image, or none to put all of them first."
-        )
     inline = images if len(texts) > 1 else []
     content: list[dict[str, Any]] = [*([] if inline else images), *videos]
     for index, text in enumerate(texts):
@@ -38,18 +45,34 @@ def messages(prompt: Prompt) -> list[dict[str, Any]]:
     return [*(system if prompt.system else []), {"role": "user", "content": content}]
 
 
-def check_text(prompt: Prompt, processor: Any) -> None:
-    """Checks that a prompt's text holds no token by which the processor marks visual tokens.
+def marks(processor: Any) -> list[str]:
+    """Tokens by which a processor marks visual tokens, without the mark of a picture's place."""
+    names = ("image_token", "video_token")
+    return sorted({getattr(processor, name, None) or IMAGE for name in names} - {IMAGE})
+
+
+def check_text(text: str, num_images: int, processor: Any, name: str) -> None:
+    """Checks that a user's text marks no pictures that are not there.
+
+    Args:
+        text: The text.
+        num_images: Pictures of the prompt.
+        processor: The processor that is going to read it.
+        name: Name of the prompt, for messages.
 
     Raises:
-        ValueError: If it does.
+        ImageToken: If it holds a token by which the processor marks visual tokens, or another number of
+            places than there are pictures.
     """
-    names = ("image_token", "video_token")
-    marks = {getattr(processor, name, None) or IMAGE for name in names} - {IMAGE}
-    if found := sorted(mark for mark in marks if mark in prompt.text):
-        raise ValueError(
-            f"The text of prompt {prompt.id!r} holds {', '.join(found)}, which marks visual tokens. Take it "
+    if found := [mark for mark in marks(processor) if mark in text]:
+        raise ImageToken(
+            f"The text of prompt {name!r} holds {', '.join(found)}, which marks visual tokens. Take it "
             f"out; a picture's place in the text is {IMAGE}."
+        )
+    if (places := text.count(IMAGE)) not in (0, num_images):
+        raise ImageToken(
+            f"The prompt {name!r} has {num_images} images and {places} places {IMAGE}. Mark a place for each "
+            "image, or none to put all of them first."
         )
 
 

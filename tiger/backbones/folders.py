@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -68,6 +69,17 @@ def download_command(repository: str, revision: str = "") -> str:
 def model_files(folder: Path) -> list[Path]:
     """The files of a folder that a model is read from."""
     return sorted({path for pattern in FILES for path in folder.glob(pattern)})
+
+
+def open_to_readers(folder: Path, beside: str) -> None:
+    """Gives weights the permissions of a file beside them, as safetensors shuts out all but their owner.
+
+    Args:
+        folder: A folder that was just written.
+        beside: Name of a file in it, which was made with the permissions that the user wants for new files.
+    """
+    for file in folder.glob("*.safetensors"):
+        shutil.copymode(folder / beside, file)
 
 
 def commit_of(folder: Path) -> str | None:

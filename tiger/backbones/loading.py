@@ -57,6 +57,26 @@ def family_of(name_or_path: str) -> str:
     return str(family)
 
 
+def check_model(name_or_path: str) -> Path:
+    """Checks that a model's files are there, fetching them if needed, and loads nothing.
+
+    Args:
+        name_or_path: Hub id, folder or shipped name.
+
+    Returns:
+        Its folder.
+
+    Raises:
+        FileNotFoundError: If the folder or files of it are missing.
+        ValueError: If the family is not supported.
+    """
+    family_of(name_or_path)
+    folder = resolve(name_or_path)
+    check_weights(folder)
+    check_processor(folder)
+    return folder
+
+
 def load_backbone(
     name_or_path: str,
     dtype: str = "float32",
@@ -82,9 +102,8 @@ def load_backbone(
     if dtype not in DTYPES:
         raise ValueError(f"Unknown dtype {dtype!r}; choose one of {', '.join(DTYPES)}.")
     config = quantization_config(quantization, dtype) if quantization else None
+    folder = check_model(name_or_path)
     model_class, backbone_class = FAMILIES[family_of(name_or_path)]
-    folder = resolve(name_or_path)
-    check_weights(folder)
     model = model_class.from_pretrained(
         folder,
         dtype=getattr(torch, dtype),

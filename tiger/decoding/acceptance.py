@@ -8,6 +8,7 @@ tree, siblings are tried in turn, each against what its rejected elder siblings 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -75,18 +76,23 @@ def draw(probabilities: Tensor, generator: torch.Generator) -> int:
     return int((probabilities / noise).argmax())
 
 
-def accept_greedy(drafted: Tensor, logits: Tensor) -> tuple[list[int], list[int]]:
+def accept_greedy(
+    drafted: Tensor, logits: Tensor, lengths: Sequence[int] | None = None
+) -> tuple[list[int], list[int]]:
     """Longest matching prefixes.
 
     Args:
         drafted: Drafted tokens [B, S].
         logits: Verifier logits [B, S + 1, V] at the root and each drafted token.
+        lengths: How many tokens of each row were drafted; None for all.
 
     Returns:
         Accepted lengths and bonus tokens of the rows.
     """
     best = logits.argmax(-1)
     accepted = (drafted == best[:, :-1]).long().cumprod(1).sum(1)
+    if lengths is not None:
+        accepted = accepted.minimum(torch.tensor(lengths, device=accepted.device))
     bonus = best.gather(1, accepted[:, None])[:, 0]
     return accepted.tolist(), bonus.tolist()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from tiger.decoding.requests import Listener, Requests
 from tiger.decoding.verifier import Verifier
 
 
+@runtime_checkable
 class Reads(Protocol):
     """Reads prompts and tokens: the verifier, or one that reads fewer visual tokens. See `Verifier`."""
 

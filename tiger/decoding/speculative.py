@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ from tiger.decoding.requests import Listener, Requests
 from tiger.decoding.verifier import Verifier
 from tiger.drafting.base import Drafter, TokenTree
 
-ACCEPTANCES = ("exact", "typical_lossy")
+Acceptance = Literal["exact", "typical_lossy"]
 
 
 class SpeculativeDecoder:
@@ -56,12 +57,12 @@ class SpeculativeDecoder:
         max_new_tokens: int = 128,
         sampling: Sampling | None = None,
         seed: int = 0,
-        acceptance: str = "exact",
+        acceptance: Acceptance = "exact",
     ) -> None:
         if block_size < 1:
             raise ValueError(f"block_size is {block_size}; a round drafts one token or more.")
-        if acceptance not in ACCEPTANCES:
-            raise ValueError(f"There is no acceptance {acceptance!r}; choose {' or '.join(ACCEPTANCES)}.")
+        if acceptance not in (known := get_args(Acceptance)):
+            raise ValueError(f"There is no acceptance {acceptance!r}; choose {' or '.join(known)}.")
         self.shares_inputs = False
         if isinstance(small := getattr(drafter, "backbone", None), Backbone):
             check_pair(verifier, small)
@@ -131,11 +132,13 @@ class SpeculativeDecoder:
     ) -> tuple[list[list[int]], list[int]]:
         """Accepted paths and bonus tokens of the rows."""
         if self.is_lossy:
-            chain = torch.arange(tree.tokens.shape[1]).sub(1).expand(len(tree.tokens), -1)
+            width = tree.tokens.shape[1]
+            chain = torch.arange(width).sub(1).expand(len(tree.tokens), -1)
             parents = (chain if tree.parents is None else tree.parents).tolist()
+            lengths = tree.lengths or [width] * len(parents)
             typical = [
-                accept_typical(*row, self.sampling)
-                for row in zip(tree.tokens.tolist(), parents, logits, strict=True)
+                accept_typical(row[:n], above[:n], logits[i, : n + 1], self.sampling)
+                for i, (row, above, n) in enumerate(zip(tree.tokens.tolist(), parents, lengths, strict=True))
             ]
             return [path for path, _ in typical], [token for _, token in typical]
         if tree.parents is None:
@@ -158,16 +161,17 @@ class SpeculativeDecoder:
     ) -> tuple[list[int], list[int]]:
         """Accepted lengths and bonus tokens of the rows."""
         if self.sampling.is_greedy:
-            return accept_greedy(tree.tokens, logits)
+            return accept_greedy(tree.tokens, logits, tree.lengths)
         target = self.sampling.probabilities(logits)
+        lengths = tree.lengths or [tree.tokens.shape[1]] * len(target)
         outcomes = [
             accept_sampled(
-                tree.tokens[row],
-                target[row],
-                None if tree.probabilities is None else tree.probabilities[row],
+                tree.tokens[row, :length],
+                target[row, : length + 1],
+                None if tree.probabilities is None else tree.probabilities[row, :length],
                 requests.generators[index],
             )
-            for row, index in enumerate(requests.active)
+            for row, (index, length) in enumerate(zip(requests.active, lengths, strict=True))
         ]
         return [a for a, _ in outcomes], [b for _, b in outcomes]
 
@@ -187,6 +191,8 @@ class SpeculativeDecoder:
         for row, index in enumerate(requests.active):
             accepted = len(paths[row])
             tokens, above = drafted[row], list[int]()
+            if tree.lengths is not None:
+                tokens = tokens[: tree.lengths[row]]
             if parents is not None:
                 tokens, above = path_first(tokens, parents[row], paths[row])
             requests.answers[index].rounds.append(

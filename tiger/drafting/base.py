@@ -27,6 +27,7 @@ class TokenTree:
         probabilities: What the tokens were drawn from [B, M, V]; None for a deterministic proposal, which is
             accepted by the point-mass rule. Children of one parent share a distribution; they were drawn from
             it without replacement, in their order, and how many there are may not depend on what was drawn.
+        lengths: Tokens of each row's chain, where they differ; what stands behind them is padding.
         routes: Routed bank rows of each request, for the records.
         scores: Router scores of those rows.
     """
@@ -34,6 +35,7 @@ class TokenTree:
     tokens: Tensor
     parents: Tensor | None = None
     probabilities: Tensor | None = None
+    lengths: list[int] | None = None
     routes: list[list[int]] = field(default_factory=list)
     scores: list[list[float]] = field(default_factory=list)
 

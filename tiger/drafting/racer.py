@@ -41,6 +41,8 @@ class Racer(TrainingFree[RacerMemory]):
         ngram: Tokens of the n-grams (ngram).
         trie_size: Most nodes of the n-grams' trie (max_nodes).
         min_match: Tokens of the text, the root included, that must match (min_depth).
+        chain: Whether one branch is proposed in place of a tree: what followed the longest end most often,
+            then the likeliest next tokens (is_draft_chain).
         warm: See `TrainingFree`.
 
     Raises:
@@ -54,6 +56,7 @@ class Racer(TrainingFree[RacerMemory]):
         ngram: int = 10,
         trie_size: int = 10_000,
         min_match: int = 2,
+        chain: bool = False,
         warm: bool = False,
     ) -> None:
         if tree_size < 2 or breadth < 1 or not 1 <= min_match < ngram < trie_size:
@@ -62,13 +65,13 @@ class Racer(TrainingFree[RacerMemory]):
                 f"{trie_size}: out of range: tree_size > 1, breadth > 0, 0 < min_match < ngram < trie_size."
             )
         self.tree_size, self.breadth, self.ngram = tree_size, breadth, ngram
-        self.trie_size, self.min_match = trie_size, min_match
+        self.trie_size, self.min_match, self.chain = trie_size, min_match, chain
         self.num_likeliest = breadth
         super().__init__(warm)
 
     def num_nodes(self, block_size: int) -> int:
         """The tokens of a tree."""
-        return self.tree_size - 1
+        return min(self.tree_size - 1, block_size) if self.chain else self.tree_size - 1
 
     def new_memory(self) -> RacerMemory:
         """Neither n-grams nor next tokens."""
@@ -85,6 +88,9 @@ class Racer(TrainingFree[RacerMemory]):
 
     def branches(self, memory: RacerMemory, text: list[int], depth: int) -> Branches:
         """The merged tree, down to `depth`, level by level."""
+        if self.chain:
+            path = self._path(memory, text, min(depth, self.tree_size - 1))
+            return path, list(range(-1, len(path) - 1))
         candidates: Candidates = {}
         chosen = self._retrieve(memory.ngrams, text, depth)
         for path in chosen:
@@ -93,6 +99,18 @@ class Racer(TrainingFree[RacerMemory]):
                 level = level.setdefault(token, {})
         self._grow(candidates, memory.likeliest, text[-1], self.tree_size - len(chosen), depth)
         return _flatten(candidates)
+
+    def _path(self, memory: RacerMemory, text: list[int], depth: int) -> list[int]:
+        """The one branch of a chain."""
+        sizes = range(min(self.ngram - 1, len(text)), self.min_match - 1, -1)
+        ends = (memory.ngrams.find(text[-size:]) for size in sizes)
+        node, path = next((end for end in ends if end is not None), None), list[int]()
+        while node is not None and node.children and len(path) < depth:
+            node = max(node.children.values(), key=lambda child: child.count)
+            path.append(node.token)
+        while len(path) < depth and (row := memory.likeliest.get([text[-1], *path][-1])):
+            path.append(row[0])
+        return path
 
     def _retrieve(self, ngrams: NgramTrie, text: list[int], depth: int) -> list[list[int]]:
         """Paths to the most frequent nodes behind all ends of the text; those of the ends are empty."""

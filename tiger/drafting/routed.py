@@ -106,6 +106,7 @@ class RoutedDrafter(nn.Module):
         # Of one element and not none, since FSDP2 shards no scalars. Only alignment has it learn.
         start = torch.tensor([draft_temperature]).log()
         self.log_draft_temperature = nn.Parameter(start, requires_grad=False)
+        self.confidence_threshold = 0.0
         self.compiled: CompiledSteps | None = None
 
     @property
@@ -241,7 +242,7 @@ class RoutedDrafter(nn.Module):
             else:
                 reader, hidden, opened = self._open_inline(state, rows)
             tree = self._draft(state, reader, hidden, block_size)
-            reader.commit([1 - block_size] * len(rows))
+            reader.commit([1 - tree.tokens.shape[1]] * len(rows))
             if opened:
                 reader.cache.commit([-count for count in opened])
                 reader.next_positions = [p - 1 for p in reader.next_positions]
@@ -320,13 +321,14 @@ class RoutedDrafter(nn.Module):
 
     def _draft(self, state: RoutedState, reader: Reader, hidden: Tensor, block_size: int) -> TokenTree:
         """Draws a chain token by token; `reader` stands behind the root."""
-        chain = Chain(state.sampling, state.generators, self.temper)
+        threshold = self.confidence_threshold
+        chain = Chain(state.sampling, state.generators, self.temper, block_size, threshold)
         if self.compiled is None:
             read = reader.chain(self.backbone, block_size - 1)
         else:
             read = self.compiled.chain(reader, block_size - 1)
-        for step in range(block_size):
+        while True:
             chosen = chain.write(self.backbone.logits(hidden))
-            if step < block_size - 1:
-                hidden = read(chosen)
-        return chain.tree()
+            if chain.has_ended:
+                return chain.tree()
+            hidden = read(chosen)

@@ -8,8 +8,8 @@ from typing import Any
 
 from safetensors.torch import load_file, save_file
 
-from tiger.backbones.folders import CONFIG, resolve
-from tiger.backbones.loading import load_backbone
+from tiger.backbones.folders import CONFIG, open_to_readers
+from tiger.backbones.loading import check_model, load_backbone
 from tiger.drafting.lora import merged_weights
 from tiger.drafting.routed import RoutedDrafter
 
@@ -40,6 +40,28 @@ def save_drafter(drafter: RoutedDrafter, folder: Path, **notes: Any) -> None:
     )
     settings = {key: getattr(drafter, key) for key in PLAIN}
     (folder / SETTINGS_FILE).write_text(json.dumps(settings | notes, indent=2) + "\n")
+    open_to_readers(folder, SETTINGS_FILE)
+
+
+def check_drafter(name_or_path: str) -> Path:
+    """Checks that the files of a drafter, or of a plain model that is to be one, are there; loads nothing.
+
+    Returns:
+        Its folder.
+
+    Raises:
+        FileNotFoundError: If the folder or files of it are missing.
+        ValueError: If the model's family is not supported.
+    """
+    folder = check_model(name_or_path)
+    own = [name for name in (SETTINGS_FILE, ROUTER_FILE) if (folder / name).exists()]
+    if len(own) == 1 or (not own and json.loads((folder / CONFIG).read_text()).get(MARK)):
+        missing = " and ".join(name for name in (SETTINGS_FILE, ROUTER_FILE) if name not in own)
+        raise FileNotFoundError(
+            f"{folder} holds the model of a drafter but lacks {missing}. Copy or fetch the whole folder; to "
+            f"use the model as a plain one, take the entry {MARK} out of its {CONFIG}."
+        )
+    return folder
 
 
 def load_drafter(
@@ -57,18 +79,12 @@ def load_drafter(
         overrides: Settings of `RoutedDrafter` to use in place of the saved ones; None keeps the saved one.
 
     Raises:
-        FileNotFoundError: If settings or router of a drafter are missing.
+        FileNotFoundError: If files of the drafter are missing.
         ValueError: If a setting is unknown, or the saved router does not fit the model.
     """
+    folder = check_drafter(name_or_path)
     backbone = load_backbone(name_or_path, dtype, attention)
-    folder = resolve(name_or_path)
-    own = [name for name in (SETTINGS_FILE, ROUTER_FILE) if (folder / name).exists()]
-    if len(own) == 1 or (not own and getattr(backbone.model.config, MARK, False)):
-        missing = " and ".join(name for name in (SETTINGS_FILE, ROUTER_FILE) if name not in own)
-        raise FileNotFoundError(
-            f"{folder} holds the model of a drafter but lacks {missing}. Copy or fetch the whole folder; to "
-            f"use the model as a plain one, take the entry {MARK} out of its {CONFIG}."
-        )
+    own = (folder / SETTINGS_FILE).exists()
     saved = json.loads((folder / SETTINGS_FILE).read_text()) if own else {}
     if unknown := overrides.keys() - PLAIN.keys():
         raise ValueError(f"Unknown drafter settings {sorted(unknown)}; choose from {', '.join(PLAIN)}.")

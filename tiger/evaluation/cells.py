@@ -24,13 +24,13 @@ COMPARISONS = (("kd", "vanilla"), ("tiger", "kd"), ("tiger", "kd_continued"))
 GIB = 1 << 30
 
 
-def acceptance(answers: Sequence[Generation], seed: int, is_lossy: bool = False) -> dict[str, Any]:
-    """The entries that come from round records; infinite ones become null, for lossy decoders all but counts.
+def acceptance(answers: Sequence[Generation], seed: int, is_pruned: bool = False) -> dict[str, Any]:
+    """The entries that come from round records; infinite ones become null, for pruners all but counts.
 
     Args:
         answers: Answers to all samples.
         seed: Seed of the bootstrap.
-        is_lossy: Whether a pruned verifier answered, of whose drafts nothing can be said.
+        is_pruned: Whether a pruned verifier answered, which drafts nothing.
     """
     block = max((r.depth for answer in answers for r in answer.rounds), default=1) or 1
     metric = AcceptanceMetrics(block)
@@ -38,7 +38,7 @@ def acceptance(answers: Sequence[Generation], seed: int, is_lossy: bool = False)
     interval = acclen_interval(acceptance_counts(answers), seed=seed)
     result = {"num_prompts": len(answers)} | metric.compute()
     result |= {"acclen_low": interval.low, "acclen_high": interval.high}
-    if is_lossy:
+    if is_pruned:
         counts = ("num_prompts", "answers", "answer_tokens", "rounds", "verifier_passes")
         return {k: v if k in counts else {} if isinstance(v, dict) else None for k, v in result.items()}
     return {k: None if isinstance(v, float) and math.isinf(v) else v for k, v in result.items()}
@@ -109,7 +109,7 @@ def speed(timings: Mapping[str, Timing], name: str, full_token: str, seed: int =
     if not timings:
         names = ("tokens_per_second", "speedup", "speedup_low", "speedup_high", "latency_s", "first_token_s")
         more = ("other_share", "phase_ms", "latency_ar_normalized", "latency_full_token_normalized")
-        return dict.fromkeys((*names, *more, "peak_memory_gib", "speed_too_long"))
+        return dict.fromkeys((*names, *more, "peak_memory_gib", "speed_skipped"))
     timing = timings[name]
     rounds = max(timing.rounds, 1)
     full = timings.get(full_token)
@@ -126,7 +126,7 @@ def speed(timings: Mapping[str, Timing], name: str, full_token: str, seed: int =
         "latency_ar_normalized": 1 / speedup.value,
         "latency_full_token_normalized": None if full is None else 1 / timing.speedup_over(full),
         "peak_memory_gib": timing.peak_bytes / GIB or None,
-        "speed_too_long": timing.too_long,
+        "speed_skipped": timing.skipped,
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -10,26 +11,48 @@ from typing import Any
 import torch
 
 from data_modules.evaluation import TaskSet
-from tiger.backbones.base import Backbone, Prompt, PromptTooLong
+from data_modules.files import damaged
+from tiger.backbones.base import Backbone, Prompt
+from tiger.backbones.chat import UnusablePrompt
 from tiger.backbones.folders import resolve
-from tiger.backbones.loading import Quantization, load_backbone
+from tiger.backbones.loading import Quantization, check_model, load_backbone
 from tiger.decoding.acceptance import Sampling
-from tiger.decoding.autoregressive import AutoregressiveDecoder
-from tiger.decoding.pruners import build_pruner, decoder_options, is_pruner
+from tiger.decoding.autoregressive import Reads
+from tiger.decoding.pruners import decoder_options, is_pruner
 from tiger.decoding.records import Generation
-from tiger.decoding.speculative import SpeculativeDecoder
+from tiger.decoding.speculative import Acceptance, SpeculativeDecoder
 from tiger.drafting.base import Drafter
 from tiger.drafting.heads.saving import SETTINGS_FILE as HEAD_FILE
-from tiger.drafting.heads.saving import is_head, load_head
-from tiger.drafting.methods import build_method
+from tiger.drafting.heads.saving import check_head, is_head
 from tiger.drafting.routed import RoutedDrafter
 from tiger.drafting.saving import SETTINGS_FILE as DRAFTER_FILE
-from tiger.drafting.saving import load_drafter
+from tiger.drafting.saving import check_drafter
+from tiger.evaluation.building import Decoder, build_decoder, load_method
 from tiger.evaluation.samples import Journal, fingerprint, from_record, settings_key, to_record
 from tiger.evaluation.timing import Timing, measure
 
 BASELINE = "autoregressive"
-TOO_LONG = "prompt_too_long"
+
+
+def check_models(verifier: str, drafters: Mapping[str, str | None]) -> None:
+    """Checks that all models are there before the first of them is loaded.
+
+    Args:
+        verifier: Folder, hub id or shipped name.
+        drafters: As in `Decoders`.
+
+    Raises:
+        FileNotFoundError: If a folder, a file of it or a YAML file is missing.
+        ValueError: If a model's family is not supported, or a YAML file names no known method.
+    """
+    check_model(verifier)
+    for path in drafters.values():
+        if path is None or decoder_options(path) is not None:
+            continue
+        if is_head(folder := resolve(path)):
+            check_head(folder)
+        else:
+            check_drafter(path)
 
 
 @dataclass
@@ -53,6 +76,8 @@ class Decoders:
         verifier_quantization: Bits of the verifier's weights, see `load_backbone`.
         device: Where to compute.
         compile_drafter: Whether the drafters' steps are compiled.
+        confidence_threshold: Where routed drafters and heads end a block early, see `Chain`.
+        acceptances: How drafts are accepted, by name, see `SpeculativeDecoder`; exactly by default.
         loaded: Models by name, which the decoders of several sets share.
     """
 
@@ -71,10 +96,12 @@ class Decoders:
     verifier_quantization: Quantization | None = None
     device: str = "cpu"
     compile_drafter: bool = False
+    confidence_threshold: float = 0.0
+    acceptances: Mapping[str, Acceptance] = field(default_factory=dict)
     loaded: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.ids = self.tasks.prompt_ids  # of all prompts, also those that turn out to be too long
+        self.ids = self.tasks.prompt_ids  # of all prompts, also those that turn out to be unusable
 
     @property
     def backbone(self) -> Backbone:
@@ -86,22 +113,20 @@ class Decoders:
         backbone: Backbone = self.loaded["verifier"]
         return backbone
 
-    def drafter(self, path: str) -> Drafter:
-        """A drafter: a model is loaded once, a method is made anew, as it may remember what it has read."""
-        if (options := decoder_options(path)) is not None:
-            return build_method(options)
+    def method(self, path: str) -> Drafter | Reads:
+        """What drafts: a model is loaded once, a method is made anew, as it may remember what it has read."""
+        if decoder_options(path) is not None:
+            return load_method(path, self.backbone)
         key = f"drafter {path}"
         if key not in self.loaded:
-            self.loaded[key] = self._load(path)
+            self.loaded[key] = load_method(
+                path,
+                self.backbone,
+                self.dtype,
+                compile_steps=self.compile_drafter,
+                confidence_threshold=self.confidence_threshold,
+            )
         drafter: Drafter = self.loaded[key]
-        return drafter
-
-    def _load(self, path: str) -> Drafter:
-        if is_head(folder := resolve(path)):
-            return load_head(folder, self.backbone)
-        drafter = load_drafter(path, self.dtype).to(self.backbone.device)
-        if self.compile_drafter:
-            drafter.compile_steps()
         return drafter
 
     def limit(self, tasks: TaskSet) -> int:
@@ -116,41 +141,50 @@ class Decoders:
         path = self.drafters[name]
         if path is None or decoder_options(path) is not None:
             return {"parameters": 0, "training_seconds": None}
-        drafter: Any = self.drafter(path)
+        drafter: Any = self.method(path)
         files = [resolve(path) / file for file in (HEAD_FILE, DRAFTER_FILE)]
         notes = [json.loads(file.read_text()) for file in files if file.is_file()]
         size = sum(parameter.numel() for parameter in drafter.parameters())
         return {"parameters": size, "training_seconds": notes[0].get("training_seconds") if notes else None}
 
-    def is_lossy(self, name: str) -> bool:
-        """Whether a decoder's text is not meant to be the verifier's: it prunes what the verifier reads."""
+    def is_pruned(self, name: str) -> bool:
+        """Whether a decoder drafts nothing, but prunes what the verifier reads."""
         return is_pruner(self.drafters[name])
+
+    def is_lossy(self, name: str, temperature: float) -> bool:
+        """Whether a decoder's text is not meant to be the verifier's: it prunes, or accepts too much."""
+        return self.is_pruned(name) or self.acceptance_of(name, temperature) != "exact"
+
+    def acceptance_of(self, name: str, temperature: float) -> Acceptance:
+        """How a decoder accepts drafts; at temperature 0 every way is exact."""
+        return self.acceptances.get(name, "exact") if temperature else "exact"
 
     def block_size_of(self, name: str, temperature: float) -> int | None:
         """Tokens that a decoder drafts in one round; None for one that drafts nothing."""
-        if self.drafters[name] is None or self.is_lossy(name):
+        if self.drafters[name] is None or self.is_pruned(name):
             return None
         return self.block_sizes.get(f"{name}@{temperature:g}", self.block_sizes.get(name, self.block_size))
 
-    def build(
-        self, name: str, temperature: float, tasks: TaskSet | None = None
-    ) -> AutoregressiveDecoder | SpeculativeDecoder:
+    def build(self, name: str, temperature: float, tasks: TaskSet | None = None) -> Decoder:
         """A ready decoder for the given set, by default `tasks`.
 
         Raises:
             ValueError: If drafter and verifier have different tokenizers.
         """
-        limit, sampling = self.limit(tasks or self.tasks), Sampling(temperature)
-        path, block_size = self.drafters[name], self.block_size_of(name, temperature)
-        if path is not None and self.is_lossy(name):
-            pruned = build_pruner(decoder_options(path) or {}, self.backbone)
-            return AutoregressiveDecoder(pruned, limit, sampling, self.seed)
-        if path is None or block_size is None:
-            return AutoregressiveDecoder(self.backbone, limit, sampling, self.seed)
-        return SpeculativeDecoder(self.backbone, self.drafter(path), block_size, limit, sampling, self.seed)
+        path = self.drafters[name]
+        return build_decoder(
+            self.backbone,
+            None if path is None else self.method(path),
+            self.block_size_of(name, temperature) or self.block_size,
+            self.limit(tasks or self.tasks),
+            Sampling(temperature),
+            self.seed,
+            self.acceptance_of(name, temperature),
+        )
 
     def settings(self, name: str, temperature: float) -> dict[str, Any]:
         """Everything that a decoder's answers depend on."""
+        acceptance = self.acceptance_of(name, temperature)
         models = [path for path in (self.verifier, self.drafters[name]) if path is not None]
         return {
             "models": [[path, decoder_options(path) or fingerprint(resolve(path))] for path in models],
@@ -162,6 +196,8 @@ class Decoders:
             **({"quantization": self.verifier_quantization} if self.verifier_quantization else {}),
             **({"device": self.device} if self.device != "cpu" else {}),
             **({"compiled": True} if self.compile_drafter else {}),
+            **({"confidence": self.confidence_threshold} if self.confidence_threshold else {}),
+            **({"acceptance": acceptance} if acceptance != "exact" else {}),
             "prompts": self.ids,
             "set": self.tasks.settings(),
         }
@@ -197,23 +233,36 @@ class Decoders:
             self.samples.add(key, records, len(self.ids), dataset=self.tasks.label, **where)
             advance(len(indices))
 
-    def drop_too_long(self, temperatures: Sequence[float], batch_size: int) -> None:
+    def drop_unusable(self, temperatures: Sequence[float], batch_size: int) -> None:
         """Leaves out of the set what a model could not read, after `decode`.
 
         Raises:
             ValueError: If nothing is left.
         """
-        records = (self._records_of(name, t, batch_size) for t in temperatures for name in self.drafters)
-        names = {record["id"] for cell in records for record in cell if record.get("skipped")}
-        if len(names) == len(self.ids):
-            raise _none_fits(self.tasks)
-        if names:
-            self.tasks.drop(names, TOO_LONG)
+        cells = (self._records_of(name, t, batch_size) for t in temperatures for name in self.drafters)
+        reasons = {
+            record["id"]: record["skipped"] for cell in cells for record in cell if "skipped" in record
+        }
+        if len(reasons) == len(self.ids):
+            raise _none_left(self.tasks, reasons)
+        for reason in sorted(set(reasons.values())):
+            self.tasks.drop({name for name, own in reasons.items() if own == reason}, reason)
 
     def answers(self, name: str, temperature: float, batch_size: int) -> list[Generation]:
-        """Answers to all prompts, in order, after `drop_too_long`."""
+        """Answers to all prompts, in order, after `drop_unusable`.
+
+        Raises:
+            ValueError: If a record in the journal is damaged.
+        """
         by_id = {record["id"]: record for record in self._records_of(name, temperature, batch_size)}
-        return [from_record(by_id[prompt_id]) for prompt_id in self.tasks.prompt_ids]
+        return [self._answer(by_id[prompt_id]) for prompt_id in self.tasks.prompt_ids]
+
+    def _answer(self, record: Mapping[str, Any]) -> Generation:
+        try:
+            return from_record(record)
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            what = f"the answer {record['id']!r} of {record.get('decoder')!r} lacks something ({error!r})"
+            raise damaged(self.samples.path, what, "Delete its line, and it is decoded again.") from error
 
     def _records_of(self, name: str, temperature: float, batch_size: int) -> list[dict[str, Any]]:
         records = self.samples.get(self._key(name, temperature, batch_size))
@@ -231,7 +280,7 @@ class Decoders:
         """Times of all decoders on the timed prompts, measured or read back; empty for no prompts.
 
         Raises:
-            ValueError: If all timed prompts are too long for a model.
+            ValueError: If a model can read none of the timed prompts.
         """
         if not self.num_timed:
             return {}
@@ -239,61 +288,63 @@ class Decoders:
         timed = self.timed.prompt_ids[: self.num_timed]
         settings |= {"batch_size": {"size": batch_size, "timed": timed, "repeats": repeats}}
         settings["threads"] = {"number": torch.get_num_threads(), "limit": self.limit(self.timed)}
-        settings["timed set"] = self.timed.settings()
+        settings["timed_set"] = self.timed.settings()
         key = settings_key(settings)
         records = self.times.get(key)
         if records is None:
             decoders = {name: self.build(name, temperature, self.timed) for name in self.drafters}
             prompts = [self.timed.prompt(index) for index in range(len(timed))]
-            too_long = _too_long(prompts, list(decoders.values()))
-            if len(too_long) == len(prompts):
-                raise _none_fits(self.timed)
+            skipped = _unusable(prompts, list(decoders.values()))
+            if len(skipped) == len(prompts):
+                raise _none_left(self.timed, skipped)
             runs = {name: decoder.generate for name, decoder in decoders.items()}
-            fitting = [prompt for prompt in prompts if prompt.id not in too_long]
-            timings = measure(runs, fitting, batch_size, repeats)
+            usable = [prompt for prompt in prompts if prompt.id not in skipped]
+            timings = measure(runs, usable, batch_size, repeats)
             rows = [
-                {"decoder": name, "timing": asdict(timing) | {"too_long": too_long}}
+                {"decoder": name, "timing": asdict(timing) | {"skipped": skipped}}
                 for name, timing in timings.items()
             ]
             self.times.add(key, rows, len(timings), temperature=temperature, batch_size=batch_size)
             records = self.times.get(key) or []
-        return {record["decoder"]: Timing(**record["timing"]) for record in records}
+        try:
+            return {record["decoder"]: Timing(**record["timing"]) for record in records}
+        except (KeyError, TypeError) as error:
+            what = f"a record is no timing ({error!r})"
+            raise damaged(self.times.path, what, "Delete it, and times are measured again.") from error
 
     def _key(self, name: str, temperature: float, batch_size: int) -> str:
         return settings_key(self.settings(name, temperature) | {"batch_size": batch_size})
 
 
-def _none_fits(tasks: TaskSet) -> ValueError:
+def _none_left(tasks: TaskSet, reasons: Mapping[str, str]) -> ValueError:
+    counts = ", ".join(f"{reason} ({count})" for reason, count in Counter(reasons.values()).items())
     return ValueError(
-        f"No prompt of {tasks.label} fits into the context. Lower the processor's largest image size, take "
-        "fewer frames of a video, or choose models with a longer context."
+        f"No prompt of {tasks.label} can be read: {counts}. Where they are too long, lower the processor's "
+        "largest image size, take fewer frames of a video, or choose models with a longer context; take "
+        "tokens that mark images out of the data."
     )
 
 
-def _too_long(
-    prompts: Sequence[Prompt], decoders: Sequence[AutoregressiveDecoder | SpeculativeDecoder]
-) -> list[str]:
-    """Ids of the prompts that a model of the decoders cannot read."""
+def _unusable(prompts: Sequence[Prompt], decoders: Sequence[Decoder]) -> dict[str, str]:
+    """Why a model of the decoders cannot read some prompts, by their ids."""
     drafters = [decoder.drafter for decoder in decoders if isinstance(decoder, SpeculativeDecoder)]
     readers = [decoder.verifier.backbone for decoder in decoders[:1]]
     readers += [drafter.backbone for drafter in drafters if isinstance(drafter, RoutedDrafter)]
-    found = []
+    found = {}
     for prompt in prompts:
         try:
             for reader in readers:
                 reader.prepare(prompt)
-        except PromptTooLong:
-            found.append(prompt.id)
+        except UnusablePrompt as error:
+            found[prompt.id] = error.reason
     return found
 
 
-def _records(
-    decoder: AutoregressiveDecoder | SpeculativeDecoder, prompts: Sequence[Prompt]
-) -> list[dict[str, Any]]:
-    """Answers as records; a prompt that is too long gets one that says so."""
+def _records(decoder: Decoder, prompts: Sequence[Prompt]) -> list[dict[str, Any]]:
+    """Answers as records; a prompt that a model cannot read gets one that says why."""
     try:
         return [to_record(answer) for answer in decoder.generate(prompts)]
-    except PromptTooLong:
+    except UnusablePrompt as error:
         if len(prompts) == 1:
-            return [{"id": prompts[0].id, "skipped": TOO_LONG}]
+            return [{"id": prompts[0].id, "skipped": error.reason}]
         return [record for prompt in prompts for record in _records(decoder, [prompt])]

@@ -6,19 +6,17 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tiger.backbones.base import Backbone, Prompt
-from tiger.backbones.folders import resolve
+from tiger.backbones.base import Prompt
 from tiger.backbones.images import load_image
 from tiger.backbones.loading import Quantization, choose_device, load_backbone
 from tiger.backbones.videos import load_video
 from tiger.decoding.acceptance import Sampling
 from tiger.decoding.autoregressive import AutoregressiveDecoder
+from tiger.decoding.pruners import is_pruner
 from tiger.decoding.records import Generation
-from tiger.decoding.speculative import SpeculativeDecoder
-from tiger.drafting.base import Drafter
-from tiger.drafting.heads.saving import is_head, load_head
-from tiger.drafting.methods import build_method, method_options
-from tiger.drafting.saving import load_drafter
+from tiger.decoding.speculative import Acceptance, SpeculativeDecoder
+from tiger.drafting.routed import RoutedDrafter
+from tiger.evaluation.building import build_decoder, load_method
 from tiger.evaluation.timing import limit_threads, measure
 from tiger.metrics.acceptance import AcceptanceMetrics
 from tiger.report.pieces import piece
@@ -48,6 +46,8 @@ def generate(
     verifier_quantization: Quantization | None = None,
     device: str | None = None,
     compile_drafter: bool = False,
+    confidence_threshold: float = 0.0,
+    acceptance: Acceptance = "exact",
 ) -> Generation:
     """Answers a question about images and videos; the text appears as rounds complete, then what it took.
 
@@ -57,7 +57,8 @@ def generate(
         videos: The same for video files, which are read after the images (Qwen families).
         verifier: Folder, hub id or shipped name of the verifier.
         drafter: The same for the drafter or a draft head, or `prompt_lookup`, `token_recycling`, `racer` or a
-            file of `configs/drafter`; null decodes autoregressively.
+            file of `configs/drafter`; null decodes autoregressively. With `sparsevlm`, `vispruner` or a file
+            of `configs/pruner` the verifier reads fewer visual tokens, and the answer is another one's.
         block_size: Tokens drafted in one round; in a tree those of its longest branch.
         num_routed: Visual tokens routed per round (K); null for the drafter's own setting.
         max_new_tokens: Longest answer, tokens.
@@ -75,6 +76,10 @@ def generate(
         verifier_quantization: Store the verifier's weights in 4 or 8 bits; needs the extra `quantization`.
         device: Where to compute: cpu, cuda or cuda:N; null for a GPU if there is one.
         compile_drafter: Compile the drafter's steps, which takes a while before the first token.
+        confidence_threshold: A routed drafter or head ends a block where the product of its likeliest tokens'
+            chances falls below this; 0 drafts whole blocks.
+        acceptance: `typical_lossy` accepts drafts above temperature 0 that the verifier finds likely enough,
+            as Medusa does; answers then no longer follow the verifier.
 
     Returns:
         The answer with its round records.
@@ -99,37 +104,25 @@ def generate(
     sampling = Sampling(temperature, top_k, top_p)
     backbone = load_backbone(verifier, dtype, quantization=verifier_quantization, device=place)
     baseline = AutoregressiveDecoder(backbone, max_new_tokens, sampling, seed)
-    decoder: AutoregressiveDecoder | SpeculativeDecoder = baseline
-    reader = backbone
-    if drafter is not None and (method := _unrouted(drafter, backbone)):
-        if num_routed is not None:
-            raise ValueError(f"{drafter} routes nothing; leave num_routed out, or give a routed drafter.")
-        decoder = SpeculativeDecoder(backbone, method, block_size, max_new_tokens, sampling, seed)
-    elif drafter is not None:
-        loaded = load_drafter(drafter, dtype, num_routed=num_routed).to(backbone.device)
-        if compile_drafter:
-            loaded.compile_steps()
-        reader = loaded.backbone
-        decoder = SpeculativeDecoder(backbone, loaded, block_size, max_new_tokens, sampling, seed)
+    method = None
+    if drafter is not None:
+        options = (dtype, num_routed, compile_drafter, confidence_threshold)
+        method = load_method(drafter, backbone, *options)
+    decoder = build_decoder(backbone, method, block_size, max_new_tokens, sampling, seed, acceptance)
+    reader = method.backbone if isinstance(method, RoutedDrafter) else backbone
     answer = decoder.generate([request], stream(backbone.tokenizer, sys.stdout.write))[0]
     speedup = None
-    if compare and decoder is not baseline:
+    if compare and drafter is not None:
         timings = measure({"plain": baseline.generate, "drafted": decoder.generate}, [request])
         speedup = timings["drafted"].speedup_over(timings["plain"])
-    print(f"\n\n{summary(answer, block_size, speedup)}")
+    is_lossy = is_pruner(drafter) or (isinstance(decoder, SpeculativeDecoder) and decoder.is_lossy)
+    print(f"\n\n{summary(answer, block_size, speedup, is_lossy)}")
     if trace is not None:
         write_trace_page(
             trace, [Trace(request, answer, grids_of(reader, request), speedup)], backbone.tokenizer
         )
         print(f"Trace written to {trace}")
     return answer
-
-
-def _unrouted(drafter: str, verifier: Backbone) -> Drafter | None:
-    """The training-free method or draft head of this name; None if it is a model."""
-    if (options := method_options(drafter)) is not None:
-        return build_method(options)
-    return load_head(folder, verifier) if is_head(folder := resolve(drafter)) else None
 
 
 def _paths(names: list[str] | str | None) -> list[Path]:
@@ -152,8 +145,8 @@ def stream(tokenizer: object, write: Callable[[str], object]) -> Callable[[int, 
     return listen
 
 
-def summary(answer: Generation, block_size: int, speedup: float | None = None) -> str:
-    """Rounds, AccLen and speed of one answer in a line."""
+def summary(answer: Generation, block_size: int, speedup: float | None = None, is_lossy: bool = False) -> str:
+    """Rounds, AccLen and speed of one answer in a line, and whether it may differ from the verifier's."""
     metric = AcceptanceMetrics(block_size)
     metric.update([answer])
     result = metric.compute()
@@ -166,4 +159,6 @@ def summary(answer: Generation, block_size: int, speedup: float | None = None) -
     ]
     if speedup is not None:
         parts.append(f"{speedup:.2f}x autoregressive speed")
+    if is_lossy:
+        parts.append("lossy: not the verifier's own answer")
     return " · ".join(parts)

@@ -19,9 +19,8 @@ from tiger.backbones.base import Prompt
 from tiger.backbones.loading import load_backbone
 from tiger.backbones.videos import load_video
 from tiger.decoding.acceptance import Sampling
-from tiger.decoding.autoregressive import AutoregressiveDecoder
-from tiger.decoding.speculative import SpeculativeDecoder
-from tiger.drafting.saving import load_drafter
+from tiger.decoding.pruners import is_pruner
+from tiger.evaluation.building import Decoder, build_decoder, load_method
 from tiger.metrics.acceptance import AcceptanceMetrics
 
 Settings = tuple[int, Sampling]
@@ -53,9 +52,10 @@ class LmmsEvalModel:
 
     Args:
         verifier: Folder, hub id or shipped name.
-        drafter: The same; "none" decodes autoregressively.
+        drafter: What drafts, as in `benchmark`: a model, a draft head, or a training-free method or pruner by
+            name or file; "none" decodes autoregressively. With a pruner the answers are not the verifier's.
         block_size: Tokens drafted in one round.
-        num_routed: Visual tokens routed per round (K); None for the drafter's own setting.
+        num_routed: Visual tokens routed per round (K) of a routed drafter; None for its own setting.
         dtype: Name of a torch dtype.
         device: Where both models go; None leaves them on the CPU.
         batch_size: Requests that are decoded together.
@@ -100,9 +100,10 @@ class LmmsEvalModel:
         self.backbone = load_backbone(verifier, dtype)
         if device:
             self.backbone.to(device)
-        self.drafter = None
-        if drafter and drafter.lower() != "none":
-            self.drafter = load_drafter(drafter, dtype, num_routed=num_routed).to(self.backbone.device)
+        name = drafter if drafter and drafter.lower() != "none" else None
+        self.method = None if name is None else load_method(name, self.backbone, dtype, num_routed)
+        if is_pruner(name):
+            print(f"lossy: with {name} the answers are not the verifier's own", file=sys.stderr)
         self.block_size, self.batch_size, self.seed = block_size, int(batch_size), seed
         self.system, self.video_fps, self.max_frames = system, video_fps, max_frames
         self.acceptance = AcceptanceMetrics(block_size)
@@ -129,8 +130,7 @@ class LmmsEvalModel:
                     context, options = requests[index].args[:2]
                     texts[index] = _cut(answer.text, options.get("until"))
                     self.cache_hook.add_partial("generate_until", (context, options), texts[index])
-        if self.drafter is not None and texts:
-            figures = self.acceptance.compute()
+        if texts and (figures := self.acceptance.compute())["rounds"]:
             print(f"AccLen {figures['acclen']:.2f}, {figures['rounds']} rounds", file=sys.stderr)
         return texts
 
@@ -150,12 +150,8 @@ class LmmsEvalModel:
         """
         raise NotImplementedError("The model 'tiger' answers single questions; choose tasks of one round.")
 
-    def _decoder(self, max_new_tokens: int, sampling: Sampling) -> AutoregressiveDecoder | SpeculativeDecoder:
-        if self.drafter is None:
-            return AutoregressiveDecoder(self.backbone, max_new_tokens, sampling, self.seed)
-        return SpeculativeDecoder(
-            self.backbone, self.drafter, self.block_size, max_new_tokens, sampling, self.seed
-        )
+    def _decoder(self, max_new_tokens: int, sampling: Sampling) -> Decoder:
+        return build_decoder(self.backbone, self.method, self.block_size, max_new_tokens, sampling, self.seed)
 
     def _prompt(self, args: tuple[Any, ...], seen: Counter[str]) -> Prompt:
         """A prompt named by task, split, row and how often that row has come."""

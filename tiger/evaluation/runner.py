@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from data_modules.evaluation import AS_PUBLISHED, SetOptions, load_set
 from tiger.backbones.loading import Quantization, choose_device
 from tiger.decoding.acceptance import Sampling
-from tiger.decoding.pruners import decoder_options
+from tiger.decoding.pruners import decoder_options, is_pruner
+from tiger.decoding.speculative import Acceptance
 from tiger.evaluation import cells as entries
-from tiger.evaluation.decoders import BASELINE, Decoders
+from tiger.evaluation.decoders import BASELINE, Decoders, check_models
 from tiger.evaluation.results import write_export, write_results, write_settings
 from tiger.evaluation.samples import Journal
 from tiger.evaluation.shards import Shards
@@ -54,6 +57,8 @@ def benchmark(
     verifier_quantization: Quantization | None = None,
     device: str | None = None,
     compile_drafter: bool = False,
+    confidence_threshold: float = 0.0,
+    acceptances: dict[str, Acceptance] | None = None,
 ) -> list[dict[str, Any]]:
     """Compares decoders: what is accepted, how fast and good it is, whether the text is the verifier's own.
 
@@ -98,6 +103,10 @@ def benchmark(
         verifier_quantization: Store the verifier's weights in 4 or 8 bits; needs the extra `quantization`.
         device: Where to compute: cpu, cuda or cuda:N; null for a GPU if there is one.
         compile_drafter: Compile the drafters' steps.
+        confidence_threshold: Routed drafters and heads end a block where the product of their likeliest
+            tokens' chances falls below this; 0 drafts whole blocks. With it, larger blocks pay.
+        acceptances: `typical_lossy` by decoder: above temperature 0 it accepts what the verifier finds likely
+            enough, as Medusa does, so that its answers no longer follow the verifier. All others are exact.
 
     Returns:
         The entries of `metrics.json`; none in processes other than the first.
@@ -106,76 +115,87 @@ def benchmark(
         FileNotFoundError: If a model folder, a data set or its media are missing.
         RuntimeError: If a greedy answer differs from the verifier's own by more than a tie of logits; all
             results are written before.
-        ValueError: If a setting is out of range, the device is not there, or drafter and verifier do not fit.
+        ValueError: If a setting is out of range, the device is not there, drafter and verifier do not fit, a
+            file of an earlier run is damaged, or another run writes to the folder.
     """
     arguments = dict(locals())
     place = choose_device(device)
     drafters = {BASELINE: None} | decoders
     names = [dataset] if isinstance(dataset, str) else dataset
-    _check(drafters, block_sizes or {}, [block_size, acceptance_batch_size, *batch_sizes])
+    _check(drafters, block_sizes or {}, acceptances or {}, [block_size, acceptance_batch_size, *batch_sizes])
     _check_sets(names, set_options or {}, speed_dataset, speed_prompts)
     _check_cells(temperatures, batch_sizes, speed_repeats)
     limit_threads(num_threads)
     options = dict.fromkeys([*names, *([speed_dataset] if speed_dataset else [])], AS_PUBLISHED)
     options |= set_options or {}
+    check_models(verifier, drafters)
     sets = [load_set(name, num_prompts, seed, options[name]) for name in names]
     timed = None
     if speed_dataset and speed_prompts:
         timed = load_set(speed_dataset, speed_prompts, seed, options[speed_dataset])
     shards = Shards()
     _check_warm(drafters, speed_prompts, shards.world_size)
-    output.mkdir(parents=True, exist_ok=True)
-    if shards.is_first:
-        write_settings(output, arguments)
-    samples = Journal(output / "samples.jsonl", rank=shards.rank)
-    times = Journal(output / "timings.jsonl", "decoder")
-    shards.wait()  # all have read the journal, so all see the same prompts as missing
-    first = Decoders(
-        verifier,
-        drafters,
-        sets[0],
-        timed or sets[0],
-        speed_prompts,
-        samples,
-        times,
-        block_size,
-        block_sizes or {},
-        max_new_tokens,
-        seed,
-        dtype,
-        verifier_quantization,
-        str(place),
-        compile_drafter,
-    )
-    benches = [first, *(replace(first, tasks=tasks, timed=timed or tasks) for tasks in sets[1:])]
-    _decode(benches, temperatures, acceptance_batch_size, shards)
-    shards.end()
-    if not shards.is_first:
-        return []
-    samples.read()
     how = _Measurement(
         tuple(temperatures),
         tuple(batch_sizes),
         acceptance_batch_size,
         speed_repeats,
         full_token_decoder,
+        num_traces,
         seed,
         output,
         {"num_threads": num_threads, "device": str(place)},
     )
-    cells: list[dict[str, Any]] = []
-    differences: list[dict[str, Any]] = []
-    for bench in benches:
-        bench.drop_too_long(temperatures, acceptance_batch_size)
-        for temperature in temperatures:
-            differences += _differences(bench, temperature, how)
-            cells += _cells(bench, temperature, how)
-    samples.save()
-    write_results(output, cells, differences, sets, seed)
-    if num_traces:
-        write_traces(benches, temperatures[0], num_traces, output / "traces.html")
-    _assert_lossless(cells)
-    return cells
+    output.mkdir(parents=True, exist_ok=True)
+    with _alone(output) if shards.is_first else nullcontext():
+        if shards.is_first:
+            write_settings(output, arguments)
+        samples = Journal(output / "samples.jsonl", rank=shards.rank)
+        times = Journal(output / "timings.jsonl", "decoder")
+        shards.wait()  # all have read the journal, so all see the same prompts as missing
+        first = Decoders(
+            verifier,
+            drafters,
+            sets[0],
+            timed or sets[0],
+            speed_prompts,
+            samples,
+            times,
+            block_size,
+            block_sizes or {},
+            max_new_tokens,
+            seed,
+            dtype,
+            verifier_quantization,
+            str(place),
+            compile_drafter,
+            confidence_threshold,
+            acceptances or {},
+        )
+        benches = [first, *(replace(first, tasks=tasks, timed=timed or tasks) for tasks in sets[1:])]
+        _decode(benches, temperatures, acceptance_batch_size, shards)
+        shards.end()
+        return _results(benches, how) if shards.is_first else []
+
+
+@contextmanager
+def _alone(output: Path) -> Iterator[None]:
+    """Keeps other runs out of a folder of results.
+
+    Raises:
+        ValueError: If one is at work there.
+    """
+    lock = FileLock(output / "lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise ValueError(
+            f"Another benchmark writes to {output}. Wait for it to end, or give another folder as output."
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @dataclass(frozen=True)
@@ -187,14 +207,34 @@ class _Measurement:
     acceptance_batch_size: int
     speed_repeats: int
     full_token_decoder: str
+    num_traces: int
     seed: int
     output: Path
     common: dict[str, Any]
 
 
+def _results(benches: Sequence[Decoders], how: _Measurement) -> list[dict[str, Any]]:
+    """Gathers what all processes decoded, measures speed, and writes everything."""
+    samples = benches[0].samples
+    samples.read()
+    cells: list[dict[str, Any]] = []
+    differences: list[dict[str, Any]] = []
+    for bench in benches:
+        bench.drop_unusable(how.temperatures, how.acceptance_batch_size)
+        for temperature in how.temperatures:
+            differences += _differences(bench, temperature, how)
+            cells += _cells(bench, temperature, how)
+    samples.save()
+    write_results(how.output, cells, differences, [bench.tasks for bench in benches], how.seed)
+    if how.num_traces:
+        write_traces(benches, how.temperatures[0], how.num_traces, how.output / "traces.html")
+    _assert_lossless(cells)
+    return cells
+
+
 def _differences(bench: Decoders, temperature: float, how: _Measurement) -> list[dict[str, Any]]:
     """AccLen differences on one set at one temperature."""
-    names = [name for name in bench.drafters if not bench.is_lossy(name)]
+    names = [name for name in bench.drafters if not bench.is_lossy(name, temperature)]
     answers = {name: bench.answers(name, temperature, how.acceptance_batch_size) for name in names}
     return entries.differences(answers, bench.tasks.label, temperature, how.seed)
 
@@ -224,11 +264,11 @@ def _decoded(bench: Decoders, name: str, temperature: float, how: _Measurement) 
     points = entries.points(answers, bench.tasks)
     bench.note_scores(name, temperature, how.acceptance_batch_size, points)
     write_export(how.output, bench.tasks, name, temperature, answers)
-    is_lossy = bench.is_lossy(name)
+    is_lossy = bench.is_lossy(name, temperature)
     return (
         {"is_lossy": is_lossy}
         | bench.cost(name)
-        | entries.acceptance(answers, how.seed, is_lossy)
+        | entries.acceptance(answers, how.seed, bench.is_pruned(name))
         | entries.exactness(answers, None if temperature or is_lossy else reference, bench)
         | entries.scores(answers, bench.tasks, points, how.seed)
     )
@@ -299,7 +339,12 @@ def _check_warm(drafters: Mapping[str, str | None], speed_prompts: int, world_si
         )
 
 
-def _check(drafters: Mapping[str, str | None], block_sizes: Mapping[str, int], sizes: Sequence[int]) -> None:
+def _check(
+    drafters: Mapping[str, str | None],
+    block_sizes: Mapping[str, int],
+    acceptances: Mapping[str, Acceptance],
+    sizes: Sequence[int],
+) -> None:
     """Raises ValueError for settings that cannot be run, before any model is loaded."""
     for name, path in drafters.items():
         if (path is None) != (name == BASELINE):
@@ -309,5 +354,10 @@ def _check(drafters: Mapping[str, str | None], block_sizes: Mapping[str, int], s
     unknown = [key for key in block_sizes if key.split("@")[0] not in drafters]
     if unknown:
         raise ValueError(f"block_sizes names {', '.join(unknown)}; the decoders are {', '.join(drafters)}.")
+    drafting = [name for name, path in drafters.items() if path is not None and not is_pruner(path)]
+    if unknown := [name for name in acceptances if name not in drafting]:
+        raise ValueError(
+            f"acceptances names {', '.join(unknown)}; the decoders that draft are {', '.join(drafting)}."
+        )
     if min([*sizes, *block_sizes.values()]) < 1:
         raise ValueError(f"Block and batch sizes must be one or more, got {[*sizes, *block_sizes.values()]}.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 
 from tiger.backbones.folders import commit_of, model_files
 from tiger.decoding.records import Generation, Round
+
+log = logging.getLogger(__name__)
 
 
 def settings_key(settings: Mapping[str, Any]) -> str:
@@ -71,7 +74,8 @@ class Journal:
     Several processes write files of their own beside it, which `save` joins.
 
     Args:
-        path: The file; lines that a stop left unfinished are ignored.
+        path: The file; lines that a stop left unfinished are passed over with a warning, and what they held
+            is computed again.
         identity: Entry by which the records of a cell differ; a later record replaces an earlier one.
         rank: Number of this process.
     """
@@ -120,12 +124,14 @@ class Journal:
     def read(self) -> None:
         """Reads what all processes have written so far."""
         for path in (self.path, *self._parts()):
-            for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+            for number, line in enumerate(path.read_bytes().splitlines() if path.exists() else (), 1):
                 try:
                     record = json.loads(line)
-                except json.JSONDecodeError:
+                    cell, identity, _ = record["cell"], record[self.identity], record["of"]
+                except (ValueError, KeyError, TypeError):
+                    log.warning("%s: line %d is no record; what it held is computed again.", path, number)
                     continue
-                self.cells.setdefault(record["cell"], {})[record[self.identity]] = record
+                self.cells.setdefault(cell, {})[identity] = record
 
 
 def write_atomic(path: Path, text: str) -> None:

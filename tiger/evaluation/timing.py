@@ -28,7 +28,7 @@ class Timing:
         phases: Seconds per phase, summed over all rounds and repeats.
         rounds: Number of those rounds.
         peak_bytes: Most GPU memory in use, weights of all decoders included; 0 without a GPU.
-        too_long: Ids of prompts that were left out, as they are too long for a model.
+        skipped: Why prompts were left out that a model could not read, by id.
     """
 
     seconds: list[float] = field(default_factory=list)
@@ -37,7 +37,7 @@ class Timing:
     phases: dict[str, float] = field(default_factory=dict)
     rounds: int = 0
     peak_bytes: int = 0
-    too_long: list[str] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
 
     @property
     def tokens_per_second(self) -> float:

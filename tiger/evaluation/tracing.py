@@ -10,10 +10,10 @@ from typing import Any
 from data_modules.evaluation import SetOptions, load_set
 from tiger.backbones.base import Backbone
 from tiger.backbones.loading import choose_device
-from tiger.decoding.autoregressive import AutoregressiveDecoder
 from tiger.decoding.speculative import SpeculativeDecoder
 from tiger.drafting.heads.routed_head import RoutedHead
 from tiger.drafting.routed import RoutedDrafter
+from tiger.evaluation.building import Decoder
 from tiger.evaluation.decoders import Decoders
 from tiger.evaluation.samples import Journal
 from tiger.report.trace_page import Trace, grids_of, write_trace_page
@@ -49,7 +49,7 @@ def write_traces(
     write_trace_page(page, traces, benches[0].backbone.tokenizer, **options)
 
 
-def _reader(decoder: AutoregressiveDecoder | SpeculativeDecoder) -> Backbone:
+def _reader(decoder: Decoder) -> Backbone:
     """The backbone whose grids a decoder's routes refer to; the verifier's where nothing is routed."""
     drafter = decoder.drafter if isinstance(decoder, SpeculativeDecoder) else None
     return drafter.viewer if isinstance(drafter, RoutedDrafter | RoutedHead) else decoder.verifier.backbone
@@ -69,13 +69,13 @@ def retrace(arguments: Mapping[str, Any], count: int, page: Path, **options: str
     where = {name: SetOptions(**given) for name, given in (arguments.get("set_options") or {}).items()}
     sets = [load_set(name, count, seed, where.get(name, SetOptions())) for name in names]
     unused = Journal(page.with_suffix(".jsonl"))  # what is decoded here is not kept
-    kept = ("block_size", "block_sizes", "max_new_tokens", "seed", "dtype", "verifier_quantization")
+    kept = ["block_size", "block_sizes", "max_new_tokens", "seed", "dtype", "verifier_quantization"]
+    kept += ["confidence_threshold", "acceptances"]
     settings = {name: arguments[name] for name in kept if arguments.get(name) is not None}
     drafters, place = arguments["decoders"], str(choose_device(arguments.get("device")))
     first = Decoders(
         arguments["verifier"], drafters, sets[0], sets[0], 0, unused, unused, device=place, **settings
     )
     temperature = next(iter(arguments.get("temperatures") or [0.0]))
-    write_traces(
-        [first, *(replace(first, tasks=tasks) for tasks in sets[1:])], temperature, count, page, **options
-    )
+    benches = [first, *(replace(first, tasks=tasks) for tasks in sets[1:])]
+    write_traces(benches, temperature, count, page, **options)

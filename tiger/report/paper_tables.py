@@ -7,7 +7,7 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tiger.report.tables import markdown
+from tiger.report.tables import markdown, name_of
 
 Cell = Mapping[str, Any]
 FIGURES: tuple[tuple[str, str, str], ...] = (
@@ -43,9 +43,9 @@ def paper_rows(
     chosen = [cell for cell in cells if (cell["temperature"], cell["batch_size"]) == section]
     sets = list(dict.fromkeys(cell["dataset"] for cell in chosen))
     shown = [figure for figure in FIGURES if figure[0] in figures]
-    by_place = {(cell["decoder"], cell["dataset"]): cell for cell in chosen}
+    by_place = {(name_of(cell), cell["dataset"]): cell for cell in chosen}
     columns = ["Method", *(f"{name} {title}" for name in sets for title, _, _ in shown)]
-    methods = dict.fromkeys(cell["decoder"] for cell in chosen)
+    methods = dict.fromkeys(name_of(cell) for cell in chosen)
     rows = [[m, *(_text(by_place[m, s], *figure[1:]) for s in sets for figure in shown)] for m in methods]
     return columns, rows
 

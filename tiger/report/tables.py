@@ -34,6 +34,11 @@ SPEED = ("Decoder", "T", "Batch", "Tokens/s", "Speedup", "Latency ms", "Other")
 COST = ("Decoder", "Parameters", "Trained s")
 
 
+def name_of(cell: Cell) -> str:
+    """The decoder's name; it says where answers are not meant to be the verifier's."""
+    return f"{cell['decoder']} (lossy)" if cell["is_lossy"] else str(cell["decoder"])
+
+
 def table_row(cell: Cell) -> list[str]:
     """One cell of `metrics.json` as texts in the order of `COLUMNS`; a dash for what was not measured."""
     survival = {int(n): p for n, p in cell["p_accept_ge"].items()}
@@ -42,7 +47,7 @@ def table_row(cell: Cell) -> list[str]:
     )
     latency = None if cell["latency_s"] is None else 1000 * cell["latency_s"]
     return [
-        cell["decoder"],
+        name_of(cell),
         f"{cell['temperature']:g}",
         str(cell["batch_size"]),
         interval,

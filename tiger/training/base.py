@@ -114,9 +114,7 @@ class DraftTask(LightningModule, ABC):
         if min(block_size, num_anchors) < 1:
             raise ValueError(f"block_size {block_size} and num_anchors {num_anchors} must be 1 or more.")
         if guidance_layers < 1:
-            raise ValueError(
-                f"guidance_layers is {guidance_layers}; take 1 or more, or set guidance_weight 0."
-            )
+            raise ValueError(f"guidance_layers is {guidance_layers}; take 1 or more, or guidance_weight 0.")
         if remember and train_vision:
             raise ValueError("remember keeps visual banks, which train_vision changes; set one of them off.")
         self.save_hyperparameters()
@@ -128,6 +126,10 @@ class DraftTask(LightningModule, ABC):
         self._accepted = MeanMetric()
         self._earlier_seconds, self._started = 0.0, time.monotonic()
         self._open = ExitStack()
+
+    def prepare_data(self) -> None:
+        """Checks that all models are there, before the verifier answers any prompt; see `building.check`."""
+        building.check(self.options)
 
     def configure_model(self) -> None:
         """Loads the models, and shards them if the strategy gives a device mesh.
@@ -257,8 +259,7 @@ class DraftTask(LightningModule, ABC):
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """The weights that are trained; all others come from the models that the options name."""
         state = super().state_dict(*args, **kwargs)
-        parameters = self.named_parameters(remove_duplicate=False)
-        trained = {name for name, parameter in parameters if parameter.requires_grad}
+        trained = {n for n, p in self.named_parameters(remove_duplicate=False) if p.requires_grad}
         return {name: value for name, value in state.items() if name in trained}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -6,10 +6,24 @@ from pathlib import Path
 from typing import Any
 
 from tiger.backbones.checkpointing import checkpoint_layers
+from tiger.backbones.loading import check_model
 from tiger.drafting.lora import Lora, add_adapters
 from tiger.drafting.routed import RoutedDrafter
-from tiger.drafting.saving import load_drafter
-from tiger.training.checkpoints import load_stage
+from tiger.drafting.saving import check_drafter, load_drafter
+from tiger.training.checkpoints import check_checkpoint, load_stage
+
+
+def check(options: Any) -> None:
+    """Checks that the verifier and what the drafter starts from are there; loads nothing.
+
+    Raises:
+        FileNotFoundError: If a folder, a file of it or the checkpoint is missing.
+        ValueError: If a model's family is not supported.
+    """
+    check_model(options.verifier)
+    check_drafter(options.drafter)
+    if options.init_from:
+        check_checkpoint(Path(options.init_from))
 
 
 def load(options: Any) -> RoutedDrafter:

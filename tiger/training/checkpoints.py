@@ -84,6 +84,18 @@ def check_weights(own: Mapping[str, Tensor], given: Mapping[str, Tensor], needed
         )
 
 
+def check_checkpoint(path: Path) -> None:
+    """Checks that the checkpoint of an earlier stage is there.
+
+    Raises:
+        FileNotFoundError: If the file does not exist.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"There is no checkpoint {path}. Run the earlier stage first, or correct init_from."
+        )
+
+
 def load_stage(drafter: RoutedDrafter, path: Path, verifier: str) -> None:
     """Loads the drafter weights of an earlier stage's Lightning checkpoint, its adapters folded in.
 
@@ -96,10 +108,7 @@ def load_stage(drafter: RoutedDrafter, path: Path, verifier: str) -> None:
         FileNotFoundError: If the file does not exist.
         ValueError: If it belongs to another pair.
     """
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"There is no checkpoint {path}. Run the earlier stage first, or correct init_from."
-        )
+    check_checkpoint(path)
     checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     check_verifier(checkpoint, verifier)
     prefix = "_drafter."

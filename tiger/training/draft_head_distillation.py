@@ -15,18 +15,19 @@ from torch import Tensor, nn
 
 from data_modules.collate import Batch, Example
 from tiger.backbones.features import check_layers
-from tiger.backbones.loading import Quantization
+from tiger.backbones.loading import Quantization, check_model
 from tiger.drafting.heads.base import DraftHead, HeadRow
 from tiger.drafting.heads.routed_head import HeadRoutes, RoutedHead
-from tiger.drafting.heads.saving import build_head, load_weights
+from tiger.drafting.heads.saving import build_head, check_head, load_weights
 from tiger.training.base import DraftTask
 from tiger.training.block_attention import over_blocks
 from tiger.training.draft_vocabulary import frequent_ids
-from tiger.training.head_lessons import HeadLesson, read_head_lessons
+from tiger.training.head_lessons import HeadLesson, keep_lesson, read_head_lessons, restore_lesson
 from tiger.training.kd_warm_start import answer_places, teacher_rows
 from tiger.training.losses import ce, chunked, guidance, list_mle, overlap, soft_ce, tv
 from tiger.training.ranks import global_mean
 from tiger.training.supervision import check_supervision, supervised_tokens
+from tiger.training.teacher_cache import CacheSettings, TeacherCache, open_cache
 from tiger.training.views import recalled
 
 SCORED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -93,6 +94,8 @@ class DraftHeadDistillation(DraftTask):
         validation_temperature: Temperature of validation decoding.
         remember: Keep the verifier's lessons of each example in memory, so that later epochs need no pass of
             it: hidden states of the whole text, layers times width numbers per token.
+        teacher_cache: Folder of lessons that `data cache-teacher` made, which replaces the verifier's passes
+            in training. None reads live.
         seed: Seed of anchors, noise and drafts.
 
     Raises:
@@ -127,6 +130,7 @@ class DraftHeadDistillation(DraftTask):
         max_new_tokens: int = 96,
         validation_temperature: float = 0.0,
         remember: bool = False,
+        teacher_cache: str | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__(
@@ -153,6 +157,7 @@ class DraftHeadDistillation(DraftTask):
         self.save_hyperparameters()
         self.weights = {name: weight for name, weight in weights.items() if weight}
         self.studied: dict[str, HeadLesson] = {}
+        self.cache: TeacherCache | None = None
 
     @property
     def drafter(self) -> DraftHead:  # type: ignore[override]  # in a routed drafter's place
@@ -170,6 +175,12 @@ class DraftHeadDistillation(DraftTask):
     def parts(self) -> dict[str, nn.Module]:
         """What learns, by the names that gradient norms are logged by."""
         return {"drafter": self.drafter}
+
+    def prepare_data(self) -> None:
+        """Checks that the verifier and the head to start from are there; see `building.check`."""
+        check_model(self.options.verifier)
+        if self.options.init_from:
+            check_head(Path(self.options.init_from))
 
     def build_drafter(self) -> DraftHead:
         """The head, new or from `init_from`, in training mode.
@@ -211,11 +222,40 @@ class DraftHeadDistillation(DraftTask):
         return torch.arange(max(longest - 1, 1), device=self.device).expand(len(examples), -1)
 
     def on_train_start(self) -> None:
-        """Chooses the draft vocabulary of a new head, where it has one; a resumed one keeps its own."""
+        """Opens the teacher cache; chooses the draft vocabulary of a new head, a resumed one keeps its own.
+
+        Raises:
+            FileNotFoundError: If there is no cache, or it is not whole.
+            ValueError: If it was made by another verifier, on other data, or for another head.
+        """
         super().on_train_start()
+        loader: Any = self.trainer.train_dataloader
+        if folder := self.options.teacher_cache:
+            self.cache = open_cache(
+                Path(folder), lambda made: self.cache_settings(loader, None, made.shard_size)
+            )
         if self.trainer.ckpt_path is None and not self.options.init_from:
-            loader: Any = self.trainer.train_dataloader
             self.choose_vocabulary(loader.dataset)
+
+    def cache_settings(self, loader: Any, top_k: int | None, shard_size: int) -> CacheSettings:
+        """What a teacher cache for this head and the data of a loader depends on; `top_k` is for KD alone."""
+        options = self.options
+        guidance = (options.guidance_layers, float(options.guidance_power))
+        return CacheSettings(
+            self._verifier_mark,
+            options.verifier_dtype,
+            loader.identity,
+            temperature=None,
+            top_k=None,
+            guidance=guidance if options.guidance_weight else None,
+            num_examples=len(loader.dataset),
+            shard_size=shard_size,
+            layers=self.drafter.feature_layers,
+        )
+
+    def kept_lessons(self, examples: list[Example], settings: CacheSettings) -> list[dict[str, Tensor]]:
+        """What a teacher cache keeps of the verifier's lessons on some examples."""
+        return [keep_lesson(lesson) for lesson in self.study(examples)]
 
     def choose_vocabulary(self, examples: Any) -> None:
         """Restricts a draft vocabulary to the most frequent tokens of the training answers."""
@@ -229,18 +269,24 @@ class DraftHeadDistillation(DraftTask):
         return {name: value for name, value in state.items() if name.startswith("_drafter.")}
 
     def head_lessons(self, examples: list[Example]) -> list[HeadLesson]:
-        """What the verifier makes of prompts and answers, remembered if asked for."""
+        """What the verifier makes of prompts and answers: live or from disk, and remembered if asked for."""
+        source = self.study if self.cache is None else self.restored
+        return recalled(self.studied if self.options.remember else None, examples, source)
 
-        def study(new: list[Example]) -> list[HeadLesson]:
-            answers = [example.response.to(self.device) for example in new]
-            prompts = [example.prompt for example in new]
-            options = self.options
-            layers = options.guidance_layers if options.guidance_weight else 0
-            return read_head_lessons(
-                self.verifier, self.drafter.feature_layers, prompts, answers, layers, options.guidance_power
-            )
+    def study(self, examples: list[Example]) -> list[HeadLesson]:
+        """Lessons by a pass of the verifier."""
+        answers = [example.response.to(self.device) for example in examples]
+        prompts, options = [example.prompt for example in examples], self.options
+        layers = options.guidance_layers if options.guidance_weight else 0
+        return read_head_lessons(
+            self.verifier, self.drafter.feature_layers, prompts, answers, layers, options.guidance_power
+        )
 
-        return recalled(self.studied if self.options.remember else None, examples, study)
+    def restored(self, examples: list[Example]) -> list[HeadLesson]:
+        """Lessons from the teacher cache."""
+        assert self.cache is not None, "on_train_start has not run"
+        kept = [self.cache(example.prompt.id, self.device) for example in examples]
+        return [restore_lesson(entry, self.verifier) for entry in kept]
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Predicts the tokens behind all anchors and imitates the verifier there.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,6 +34,24 @@ class HeadLesson:
     def start(self) -> int:
         """Place whose next token is the answer's first."""
         return len(self.row.tokens) - len(self.hidden)
+
+
+def keep_lesson(lesson: HeadLesson) -> dict[str, Tensor]:
+    """What a teacher cache keeps of a lesson; embeddings of text are looked up again."""
+    row = lesson.row
+    kept = {"features": row.features, "tokens": row.tokens.int(), "visual": row.visual}
+    kept |= {"seen": row.embeddings[row.visual], "hidden": lesson.hidden}
+    return kept if lesson.attention is None else kept | {"attention": lesson.attention}
+
+
+@torch.no_grad()
+def restore_lesson(kept: Mapping[str, Tensor], verifier: Backbone) -> HeadLesson:
+    """The very lesson that `keep_lesson` kept."""
+    tokens, visual = kept["tokens"].long(), kept["visual"]
+    embeddings = verifier.embed(tokens).clone()
+    embeddings[visual] = kept["seen"]
+    row = HeadRow(kept["features"], tokens, embeddings, visual)
+    return HeadLesson(row, kept["hidden"], kept.get("attention"))
 
 
 @torch.no_grad()

@@ -9,13 +9,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from data_modules.collate import Batch
+from data_modules.collate import Batch, Example
 from tiger.drafting.blocks import read_blocks, route
 from tiger.training.base import DraftTask
 from tiger.training.block_attention import block_attention
 from tiger.training.losses import DIVERGENCES, LossName, chunked, guidance
 from tiger.training.ranks import global_mean
-from tiger.training.teacher_cache import CachedLesson, CacheSettings, TeacherCache, check_cache, coarse
+from tiger.training.teacher_cache import (
+    CachedLesson,
+    CacheSettings,
+    TeacherCache,
+    coarse,
+    condense,
+    open_cache,
+    restore,
+)
 
 
 class KDWarmStart(DraftTask):
@@ -51,13 +59,13 @@ class KDWarmStart(DraftTask):
         """
         super().on_train_start()
         if self.options.teacher_cache:
-            cache = TeacherCache(Path(self.options.teacher_cache))
-            made = cache.settings
-            wanted = self.cache_settings(self.trainer.train_dataloader, made.top_k, made.shard_size)
-            check_cache(made, wanted, cache.folder)
-            self.cache = cache
+            loader = self.trainer.train_dataloader
+            self.cache = open_cache(
+                Path(self.options.teacher_cache),
+                lambda made: self.cache_settings(loader, made.top_k, made.shard_size),
+            )
 
-    def cache_settings(self, loader: Any, top_k: int, shard_size: int) -> CacheSettings:
+    def cache_settings(self, loader: Any, top_k: int | None, shard_size: int) -> CacheSettings:
         """What a teacher cache for this task and the data of a loader depends on."""
         options = self.options
         return CacheSettings(
@@ -70,6 +78,13 @@ class KDWarmStart(DraftTask):
             len(loader.dataset),
             shard_size,
         )
+
+    @torch.no_grad()
+    def kept_lessons(self, examples: list[Example], settings: CacheSettings) -> list[dict[str, Tensor]]:
+        """What a teacher cache keeps of the verifier's lessons on some examples."""
+        answers = [example.response.to(self.device) for example in examples]
+        read = self.teacher.read([example.prompt for example in examples], answers)
+        return [condense(lesson, self.verifier.logits(lesson.hidden), settings) for lesson in read]
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Scores the blocks behind all anchors in one pass and imitates the verifier there."""
@@ -104,7 +119,7 @@ class KDWarmStart(DraftTask):
 
     def _cached(self, batch: Batch) -> list[CachedLesson]:
         assert self.cache is not None, "on_train_start has not run"
-        return [self.cache(example.prompt.id, self.device) for example in batch.examples]
+        return [restore(self.cache(example.prompt.id, self.device)) for example in batch.examples]
 
     def _terms(self, student: Tensor, tokens: Tensor, *teacher: Tensor) -> Tensor:
         """Divergence and cross-entropy [P, 2].

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
@@ -19,6 +20,9 @@ from tiger.training import (  # noqa: F401
     DraftTask,
     KDWarmStart,
 )
+
+# How the parser begins when a class behind `class_path` raises; what the class said is the cause.
+NESTED = "Does not validate against any of the Union subtypes"
 
 
 class SaveConfig(SaveConfigCallback):
@@ -79,6 +83,23 @@ class TigerCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parses the given arguments, without Lightning's warning that `sys.argv` has some too."""
         self.config = parser.parse_args(args)  # type: ignore[arg-type]
+
+    def instantiate_classes(self) -> None:
+        """Builds model, data and trainer.
+
+        Raises:
+            SystemExit: With code 2 if a class refuses its options, after printing what it says and no more.
+        """
+        try:
+            super().instantiate_classes()
+        except ValueError as error:
+            said: BaseException = error
+            while str(said).startswith(NESTED) and said.__cause__ is not None:
+                said = said.__cause__
+            if not isinstance(said, ValueError | FileNotFoundError):
+                raise
+            print(f"{self.parser.prog}: error: {said}", file=sys.stderr)
+            raise SystemExit(2) from error
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Builds the trainer; without progress bar if `--trainer.enable_progress_bar false` says so."""

@@ -41,6 +41,7 @@ def preview(options: list[str]) -> str:
             "preview shows what draft heads learn from; give a config with DraftHeadDistillation, such as "
             "configs/experiment/tiny_medusa.yaml."
         )
+    task.prepare_data()
     cli.datamodule.setup("fit")
     examples = cli.datamodule.train_dataloader().dataset
     if not 0 <= number < len(examples):

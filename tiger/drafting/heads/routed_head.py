@@ -3,8 +3,9 @@
 Keys and values of the head are made of the verifier's features: those of all text tokens, and those of the K
 visual tokens that the router picked for the round. Its queries are the block. In the `parallel` form they are
 the root and as many copies of a mask embedding as tokens are drafted, which see one another: one pass drafts
-the whole block (the idea of DFlash, here with routed visual tokens). In the `autoregressive` form they are
-the root and the drafted tokens, which see what is before them: one pass drafts one token.
+the whole block (the idea of DFlash, here with routed visual tokens), and a small step for each place tells it
+the token before (ours). In the `autoregressive` form they are the root and the drafted tokens, which see what
+is before them: one pass drafts one token.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention, silu
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import (
     LlamaMLP,
@@ -88,6 +89,27 @@ class BlockReader(nn.Module):
         return result
 
 
+class Correction(nn.Module):
+    """What a place of a block drafted in one pass learns of the token before it; nothing at first.
+
+    Args:
+        width: Width D of hidden states and embeddings.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(width, elementwise_affine=False)
+        self.up = nn.Linear(2 * width, width, bias=False)
+        self.down = nn.Linear(width, width, bias=False)
+        nn.init.zeros_(self.down.weight)
+
+    def forward(self, hidden: Tensor, before: Tensor) -> Tensor:
+        """Hidden states [..., D], given the embeddings of the tokens before [..., D]."""
+        read = torch.cat([self.norm(hidden), self.norm(before)], dim=-1)
+        corrected: Tensor = hidden + self.down(silu(self.up(read)))
+        return corrected
+
+
 class RoutedHead(DraftHead):
     """A light routed head.
 
@@ -135,10 +157,13 @@ class RoutedHead(DraftHead):
         self.readers = nn.ModuleList(BlockReader(config) for _ in range(num_layers))
         self.norm = LlamaRMSNorm(width, config.rms_norm_eps)
         self.rope = Rope(config)
-        self.mask_embedding = nn.Parameter(torch.zeros(width))
+        if form == "parallel":
+            self.mask_embedding = nn.Parameter(torch.zeros(width))
+            self.correction = Correction(width)
         self.opening = nn.Linear(2 * width, width, bias=False)
         self.router = Router(width)
         self.log_draft_temperature = nn.Parameter(torch.zeros(()), requires_grad=False)
+        self.confidence_threshold = 0.0
 
     @property
     def viewer(self) -> Backbone:
@@ -221,7 +246,11 @@ class RoutedHead(DraftHead):
             new = reader.keys_values(reader.attention_norm(hidden), near)
             keys, values = (torch.cat(pair, dim=2) for pair in zip(old, new, strict=True))
             hidden = reader(hidden, near, keys, values, mask[:, None])
-        return self.norm(hidden.view(batch, count, size, -1)[:, :, size - depth :])
+        hidden = self.norm(hidden.view(batch, count, size, -1)[:, :, size - depth :])
+        if self.form == "parallel":
+            before = torch.cat([_at(text.embeddings, roots)[:, :, None], tokens[:, :, :-1]], dim=2)
+            hidden = self.correction(hidden, before)
+        return hidden
 
     def _inside(self, size: int, count: int, device: torch.device, dtype: torch.dtype) -> Tensor:
         """Mask [count * size, count * size] within blocks, which do not see one another."""
@@ -266,19 +295,24 @@ class RoutedHead(DraftHead):
         """Drafts behind roots [B, D]; prompt places `hidden` [B, P] are not seen."""
         cache = state.cache
         assert cache is not None
-        chain, batch = Chain(state.sampling, state.generators, self.temper), len(roots)
+        threshold = self.confidence_threshold
+        chain = Chain(state.sampling, state.generators, self.temper, block_size, threshold)
+        batch, embedded = len(roots), roots[:, None]
         if self.form == "parallel":
             block = self.block(roots, self.mask_embedding.expand(batch, block_size, -1))
-            for logits in self.score(self._read(state, block, hidden)[:, 1:]).unbind(1):
-                chain.write(logits)
+            for place in self._read(state, block, hidden)[:, 1:].split(1, dim=1):
+                chosen = chain.write(self.score(self.correction(place, embedded))[:, 0])
+                if chain.has_ended:
+                    break
+                embedded = self.embed(chosen)[:, None]
             return chain.tree()
-        embedded = roots[:, None]
-        for _ in range(block_size):
+        while not chain.has_ended:
             chosen = chain.write(self.score(self._read(state, embedded, hidden))[:, 0])
             cache.commit([1] * batch)
             embedded = self.embed(chosen)[:, None]
-        cache.commit([-block_size] * batch)
-        return chain.tree()
+        tree = chain.tree()
+        cache.commit([-tree.tokens.shape[1]] * batch)
+        return tree
 
     def _read(self, state: HeadState, block: Tensor, hidden: Tensor) -> Tensor:
         """Hidden states [B, Q, D] of a block behind what is in the cache."""

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tiger.backbones.base import Backbone
+from tiger.backbones.folders import open_to_readers
 from tiger.drafting.heads.base import DraftHead
 from tiger.drafting.heads.methods import HEADS
 
@@ -49,6 +50,7 @@ def save_head(head: DraftHead, folder: Path, **notes: Any) -> None:
     save_file({name: value.contiguous() for name, value in head.state_dict().items()}, folder / WEIGHTS_FILE)
     entries = {"method": head.method, "settings": head.settings, "verifier": sizes_of(head.verifier)}
     (folder / SETTINGS_FILE).write_text(json.dumps(entries | notes, indent=2) + "\n")
+    open_to_readers(folder, SETTINGS_FILE)
 
 
 def is_head(folder: Path) -> bool:
@@ -79,6 +81,16 @@ def load_head(folder: Path, verifier: Backbone) -> DraftHead:
     return head.to(verifier.device, verifier.dtype).eval()
 
 
+def check_head(folder: Path) -> None:
+    """Checks that the weights of a head are there.
+
+    Raises:
+        FileNotFoundError: If they are missing.
+    """
+    if not (folder / WEIGHTS_FILE).is_file():
+        raise FileNotFoundError(f"{folder} holds no {WEIGHTS_FILE}. Copy or fetch the whole folder.")
+
+
 def load_weights(head: DraftHead, folder: Path) -> None:
     """Gives a head the weights of a saved one.
 
@@ -86,8 +98,7 @@ def load_weights(head: DraftHead, folder: Path) -> None:
         FileNotFoundError: If the weights are missing.
         ValueError: If they do not fit.
     """
-    if not (folder / WEIGHTS_FILE).is_file():
-        raise FileNotFoundError(f"{folder} holds no {WEIGHTS_FILE}. Copy or fetch the whole folder.")
+    check_head(folder)
     set_weights(head, load_file(folder / WEIGHTS_FILE), folder / WEIGHTS_FILE)
 
 

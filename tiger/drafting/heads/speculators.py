@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from tiger.backbones.folders import CONFIG
+from tiger.backbones.folders import CONFIG, open_to_readers
 from tiger.drafting.heads.base import DraftHead
 from tiger.drafting.heads.eagle3 import Eagle3, warn_without_end
 from tiger.drafting.heads.layers import layer_config
@@ -58,6 +58,7 @@ def save_speculators(head: DraftHead, folder: Path, verifier_name: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     save_file(weights, folder / WEIGHTS, {"format": "pt"})
     (folder / CONFIG).write_text(json.dumps(_config(head, verifier_name), indent=2) + "\n")
+    open_to_readers(folder, CONFIG)
 
 
 def _config(head: Eagle3, verifier_name: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from tiger.backbones.folders import CONFIG, open_to_readers
 from tiger.backbones.loading import load_backbone
 from tiger.drafting.saving import SETTINGS_FILE, load_drafter, save_drafter
 
@@ -22,6 +23,7 @@ def ship(source: Path, target: Path) -> None:
     backbone = load_backbone(str(source)).to(torch.bfloat16)
     backbone.model.save_pretrained(target)
     backbone.processor.save_pretrained(target)
+    open_to_readers(target, CONFIG)
 
 
 def main() -> None:
