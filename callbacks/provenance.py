@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
-import os
-import platform
-import shlex
-import subprocess
-import sys
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-import tiger
 from callbacks.run_folder import run_folder, tensorboard
+from tiger.evaluation.provenance import environment
 
-PACKAGES = ("lightning", "transformers", "torchmetrics", "peft", "jsonargparse", "numpy")
 FILE = "provenance.json"
 
 
@@ -54,35 +45,7 @@ def collect(folder: Path) -> dict[str, Any]:
         folder: The run's folder; its config.yaml, if written, is the resolved config.
     """
     config = folder / "config.yaml"
-    return {
-        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join([Path(sys.executable).name, *sys.orig_argv[1:]]),
-        "versions": {"python": platform.python_version(), "tiger": tiger.__version__}
-        | {name: importlib.metadata.version(name) for name in PACKAGES}
-        | {"torch": torch.__version__},
-        "git": git_state(Path(tiger.__file__).parent),
-        "hardware": {
-            "platform": platform.platform(),
-            "cpus": os.cpu_count(),
-            "threads": torch.get_num_threads(),
-            "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
-        },
-        "config": config.read_text() if config.exists() else "",
-    }
-
-
-def git_state(folder: Path) -> dict[str, Any]:
-    """Commit of the checkout and whether it was changed since; empty outside of a checkout or without git."""
-    try:
-        commit, status = (
-            subprocess.run(
-                ["git", *words], cwd=folder, capture_output=True, text=True, check=True
-            ).stdout.strip()
-            for words in (["rev-parse", "HEAD"], ["status", "--porcelain"])
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return {}
-    return {"commit": commit, "dirty": bool(status), "changed": status.splitlines()}
+    return environment() | {"config": config.read_text() if config.exists() else ""}
 
 
 def write_atomically(path: Path, text: str) -> None:

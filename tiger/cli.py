@@ -19,6 +19,7 @@ VERBS = {
     "generate": "Answer one prompt about an image, showing rounds and speed.",
     "benchmark": "Compare decoders on evaluation sets: AccLen, speed, scores, exactness.",
     "ablate": "Run the paper's studies on a pair and write their tables beside the paper's.",
+    "report": "Write static pages of benchmarks, studies and training runs, with what has changed.",
     "export": "Write a drafter's folder to publish, with a model card; convert heads of other layouts.",
     "plan": "Memory and work of a pair and a stage, before any weights are there.",
     "data": "Prepare data: mixtures of a recipe, the verifier's lessons for KD.",
@@ -73,6 +74,10 @@ def main(args: list[str] | None = None) -> Any:
             return _call(_function(verb), verb, options)
         if verb == "ablate":
             return _ablate(options)
+        if verb == "report":
+            from tiger.report.report import report
+
+            return report(options)
         if verb == "plan":
             from tiger.training.planning import plan
 

@@ -28,13 +28,13 @@ from callbacks import (
     TraceText,
 )
 from callbacks.accepted_length import lengths
-from callbacks.provenance import git_state
 from callbacks.routing_images import COLOUR, draw_rounds
 from data_modules.collate import Batch, Example
 from tiger.backbones.bank import VisualBank
 from tiger.backbones.base import Prompt
 from tiger.backbones.grids import Grid
 from tiger.decoding.records import Generation, Round
+from tiger.evaluation.provenance import git_state
 
 
 class Bank4x4(torch.nn.Module):

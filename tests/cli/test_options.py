@@ -7,6 +7,7 @@ from tiger.ablation.verb import ablate
 from tiger.evaluation.export import export
 from tiger.evaluation.generate import generate
 from tiger.evaluation.runner import benchmark
+from tiger.report.report import write_report
 from tiger.training import AcceptanceAlignment, KDWarmStart
 
 TASK = """
@@ -30,6 +31,7 @@ max_new_tokens num_routed num_threads prompt seed system temperature top_k top_p
 verifier_quantization video_fps videos
 """,
     ablate: "base dry_run executor output seeds slurm studies study workers",
+    write_report: "decoders folders output previous traces verifier",
     export: "decoder drafter dtype format metrics output verifier",
     benchmark: """
 acceptance_batch_size acceptances batch_sizes block_size block_sizes compile_drafter confidence_threshold

@@ -4,7 +4,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiger.decoding.records import Generation, Round
-from tiger.evaluation.bootstrap import acceptance_counts, acclen_interval, paired_difference
+from tiger.evaluation.bootstrap import (
+    acceptance_counts,
+    acclen_interval,
+    paired_difference,
+    speedup_interval,
+)
 
 counts = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9)), min_size=1, max_size=20).map(np.array)
 
@@ -68,3 +73,12 @@ def test_errors():
         acclen_interval(np.zeros((0, 2), dtype=int))
     with pytest.raises(ValueError, match="got 1 and 2"):
         paired_difference(np.ones((1, 2), dtype=int), np.ones((2, 2), dtype=int))
+
+
+def test_speedup_by_hand():
+    own, plain = np.array([[10.0, 1.0], [30.0, 2.0]]), np.array([[10.0, 2.0], [30.0, 6.0]])
+    found = speedup_interval(own, plain, resamples=200)
+    assert found.value == pytest.approx((40 / 3) / (40 / 8))
+    assert (found.low, found.high) == (pytest.approx(2), pytest.approx(3))
+    with pytest.raises(ValueError, match="got 2 and 1"):
+        speedup_interval(own, plain[:1])

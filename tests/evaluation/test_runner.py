@@ -1,15 +1,18 @@
 import csv
 import json
+import re
 
 import pytest
 import torch
 from helpers import agreeing_drafter, save_backbone, tiny_backbone
 
 from data_modules.synthetic.world import generate
+from tiger.cli import main
 from tiger.drafting.saving import save_drafter
 from tiger.evaluation import decoders as decoders_module
 from tiger.evaluation.prompts import load_prompts
 from tiger.evaluation.runner import benchmark
+from tiger.report.page import file_name
 
 KEYS = {
     *(
@@ -87,12 +90,25 @@ def test_long_prompts_ask_for_the_longest_answer():
         assert answers[int(turn)] == max(answers)
 
 
-def test_traces_show_the_last_decoder(pair, tmp_path):
+def test_traces_show_all_drafters_side_by_side(pair, tmp_path):
     settings = {"temperatures": [0.0], "block_sizes": {}, "speed_prompts": 0}
-    run(pair, tmp_path, decoders={"tiger": str(pair / "tiger")}, num_traces=2, **settings)
-    assert (tmp_path / "traces.html").stat().st_size > 10_000
-    with pytest.raises(ValueError, match="routes nothing"):
+    drafters = {"tiger": str(pair / "tiger"), "lookup": "prompt_lookup"}
+    run(pair, tmp_path, decoders=drafters, num_traces=2, **settings)
+    page = (tmp_path / "traces.html").read_text()
+    assert re.findall(r'"decoder": "(\w+)"', page) == ["tiger", "lookup"] * 2
+    recorded = json.loads((tmp_path / "settings.json").read_text())
+    assert recorded["arguments"]["decoders"] == drafters
+    assert recorded["provenance"]["versions"]["tiger"]
+    with pytest.raises(ValueError, match="No decoder has a drafter"):
         run(pair, tmp_path, decoders={}, num_traces=1, **settings)
+
+
+def test_a_report_decodes_prompts_again_to_show_their_rounds(done, tmp_path):
+    _, folder = done
+    main(["report", str(folder), "-o", str(tmp_path), "--traces", "1"])
+    page = (tmp_path / f"{file_name(folder.name)[:-5]}-rounds.html").read_text()
+    assert re.findall(r'"decoder": "(\w+)"', page) == ["vanilla", "kd", "tiger"]
+    assert 'href="index.html"' in page
 
 
 def test_greedy_answers_are_the_verifiers_own(done):

@@ -1,34 +1,32 @@
 import json
 import re
-import shutil
-import subprocess
 
+import numpy as np
 import pytest
+from browser import HOSTILE, assert_self_contained, needs_browser, visit
 from helpers import tiny_backbone, tiny_drafter
 from PIL import Image
 
 from tiger.backbones.base import Prompt
 from tiger.backbones.grids import Grid
+from tiger.backbones.videos import Video
 from tiger.decoding.records import Generation, Round
 from tiger.decoding.speculative import SpeculativeDecoder
 from tiger.evaluation.prompts import load_prompts
 from tiger.report.trace_page import Trace, grids_of, trace_data, write_trace_page
 
-HOSTILE = '</script><script>alert("x")</script> <b>&amp;'
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None
-)
-# Walks through the page as a reader would and leaves what it saw in the document.
-PROBE = """<script>
-const seen = {errors: [], rounds: []};
-window.addEventListener("error", (event) => seen.errors.push(event.message));
-window.addEventListener("DOMContentLoaded", () => {
+# Walks through the page as a reader would.
+WALK = """
   const look = () => seen.rounds.push({
     position: document.getElementById("position").textContent,
-    cells: document.querySelectorAll("svg .cell").length,
-    kept: document.querySelector("#text .now").textContent,
-    drafted: document.querySelectorAll("#draft .token:not(.bonus)").length,
+    views: [...document.querySelectorAll(".view")].map((view) => ({
+      cells: view.querySelectorAll("svg .cell").length,
+      kept: (view.querySelector(".text .now") || {}).textContent,
+      drafted: view.querySelectorAll(".draft .token:not(.bonus)").length,
+      done: view.classList.contains("done"),
+    })),
   });
+  seen.rounds = [];
   look();
   const slider = document.getElementById("round");
   slider.value = 2;
@@ -36,11 +34,14 @@ window.addEventListener("DOMContentLoaded", () => {
   look();
   document.body.dispatchEvent(new KeyboardEvent("keydown", {key: "ArrowRight", bubbles: true}));
   look();
-  seen.wide = document.documentElement.scrollWidth > window.innerWidth;
-  seen.bold = document.querySelectorAll("b").length - document.querySelectorAll("#phases b").length;
-  document.documentElement.dataset.seen = JSON.stringify(seen);
-});
-</script>"""
+  seen.rounds_of_all = Number(slider.max);
+  seen.bold = document.querySelectorAll("b").length - document.querySelectorAll(".phases b").length;
+  seen.pictures = document.querySelectorAll("figure").length;
+  seen.captions = [...document.querySelectorAll("figcaption")].map((node) => node.textContent);
+  const toggle = document.querySelector(".toggles button");
+  if (toggle) toggle.click();
+  seen.shown = [...document.querySelectorAll(".view")].filter((view) => view.offsetHeight > 0).length;
+"""
 
 
 @pytest.fixture(scope="module")
@@ -66,13 +67,15 @@ def test_page_holds_the_whole_generation(traces, verifier, tmp_path):
     write_trace_page(tmp_path / "page.html", traces, verifier.tokenizer)
     data = payload((tmp_path / "page.html").read_text())
     assert [entry["prompt"] for entry in data] == [trace.prompt.text for trace in traces]
-    for entry, trace in zip(data, traces, strict=True):
+    for shown, trace in zip(data, traces, strict=True):
+        (entry,) = shown["answers"]
         generation = trace.generation
         assert "".join(entry["tokens"]).startswith(generation.text.rstrip("\ufffd"))
         assert [r["accepted"] for r in entry["rounds"]] == [r.accepted for r in generation.rounds]
         assert entry["rounds"][0]["start"] == 1
         assert [(i["rows"], i["columns"]) for i in entry["images"]] == [(8, 8)]
-        assert entry["images"][0]["uri"].startswith("data:image/png;base64,")
+        assert shown["pictures"][0].startswith("data:image/png;base64,")
+        assert entry["images"][0]["picture"] == 0
         for shown, record in zip(entry["rounds"], generation.rounds, strict=True):
             rows = [8 * cell["row"] + cell["column"] for cell in shown["cells"]]
             assert rows == [row for row in record.route if row < 64]
@@ -83,10 +86,7 @@ def test_page_holds_the_whole_generation(traces, verifier, tmp_path):
 def test_page_is_self_contained_and_safe(traces, verifier, tmp_path):
     write_trace_page(tmp_path / "page.html", traces, verifier.tokenizer, title=HOSTILE)
     page = (tmp_path / "page.html").read_text()
-    assert set(re.findall(r"https?://[^\"'\s)]+", page)) == {
-        "http://www.w3.org/2000/svg"
-    }  # a name, never fetched
-    assert not re.search(r"<(script|link|img)[^>]*\b(src|href)=\"(?!data:)", page)
+    assert_self_contained(page)
     assert page.count("</script>") == 2
     assert HOSTILE not in page
 
@@ -136,28 +136,42 @@ def test_nothing_to_show(tmp_path, verifier):
         write_trace_page(tmp_path / "page.html", [], verifier.tokenizer)
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium found; install one to try the page in a browser")
+@needs_browser
 @pytest.mark.parametrize("width", [1200, 500])
 def test_page_in_a_browser(traces, verifier, tmp_path, width):
     write_trace_page(tmp_path / "page.html", traces, verifier.tokenizer)
-    probed = tmp_path / "probed.html"
-    probed.write_text((tmp_path / "page.html").read_text().replace("<head>", "<head>" + PROBE))
-    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync"]
-    command += ["--disable-background-networking", "--disable-component-update", "--enable-logging=stderr"]
-    command += [f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},900", "--hide-scrollbars"]
-    done = subprocess.run(
-        [*command, "--dump-dom", probed.as_uri()], capture_output=True, text=True, timeout=120
-    )
-    assert "CONSOLE" not in done.stderr, done.stderr
-    document = re.search(r'data-seen="(.*?)"', done.stdout)[1]
-    seen = json.loads(
-        document.replace("&quot;", '"').replace("&amp;", "&").replace("&lt;", "<").replace("&gt;", ">")
-    )
+    seen = visit(tmp_path / "page.html", tmp_path, width, WALK)
     rounds = traces[0].generation.rounds
-    assert seen["errors"] == []
     assert seen["bold"] == 0
-    assert not seen["wide"]
     assert [r["position"] for r in seen["rounds"][:2]] == [f"Round {n} of {len(rounds)}" for n in (1, 2)]
     assert seen["rounds"][2]["position"] > seen["rounds"][1]["position"]
-    assert [r["cells"] for r in seen["rounds"][:2]] == [sum(row < 64 for row in r.route) for r in rounds[:2]]
-    assert {r["drafted"] for r in seen["rounds"]} == {4}
+    views = [view for (view,) in (r["views"] for r in seen["rounds"])]
+    assert [v["cells"] for v in views[:2]] == [sum(row < 64 for row in r.route) for r in rounds[:2]]
+    assert {v["drafted"] for v in views} == {4}
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [1200, 500])
+def test_decoders_side_by_side_on_images_and_video(verifier, tmp_path, width):
+    frames = np.random.default_rng(0).integers(0, 255, (3, 64, 64, 3), dtype=np.uint8)
+    prompt = Prompt(
+        HOSTILE, (Image.new("RGB", (40, 20)), Image.new("RGB", (30, 30))), videos=(Video(frames, 2.0),)
+    )
+    grids = (Grid(1, 2, 2), Grid(1, 1, 2), Grid(2, 2, 2))
+    route = {"route": [0, 5, 6, 13], "scores": [0.0, 1.0, 2.0, 3.0]}
+    rounds = [Round([8, 9], 1, 7, 6, **route), Round([9, 8], 2, -1, 7, **route)]
+    slow = Generation("g", [1, 8, 7, 9, 8], "ab", rounds=rounds, seconds=2.0)
+    fast = Generation("g", [1, 8, 7, 9, 8], "ab", rounds=[Round([8, 7, 9, 8], 4, -1, 1)], seconds=1.0)
+    names = {HOSTILE: slow, "head": fast}
+    traces = [Trace(prompt, answer, grids, None, name) for name, answer in names.items()]
+    write_trace_page(tmp_path / "page.html", traces, verifier.tokenizer, home="index.html")
+    page = (tmp_path / "page.html").read_text()
+    (data,) = payload(page)
+    assert len(data["pictures"]) == 4
+    assert HOSTILE not in page
+    seen = visit(tmp_path / "page.html", tmp_path, width, WALK)
+    assert (seen["pictures"], seen["rounds_of_all"], seen["bold"], seen["shown"]) == (8, 2, 0, 1)
+    assert seen["captions"] == ["Image 1", "Image 2", "0 s", "1 s"] * 2
+    first, second, _ = (r["views"] for r in seen["rounds"])
+    assert [(v["cells"], v["drafted"], v["done"]) for v in first] == [(4, 2, False), (0, 4, False)]
+    assert [(v["cells"], v["drafted"], v["done"]) for v in second] == [(4, 2, False), (0, 0, True)]

@@ -1,4 +1,4 @@
-"""Bootstrap intervals over prompts: of AccLen, alone and as paired differences, and of mean scores."""
+"""Bootstrap intervals over prompts: of AccLen, alone and paired, of speedups and of mean scores."""
 
 from __future__ import annotations
 
@@ -74,6 +74,28 @@ def paired_difference(
     return _interval(value, [_acclen(w @ left) - _acclen(w @ right) for w in draws], confidence)
 
 
+def speedup_interval(
+    own: Values, baseline: Values, resamples: int = 10_000, seed: int = 0, confidence: float = 0.95
+) -> Interval:
+    """Tokens per second over those of a baseline with its interval; both are resampled with the same groups.
+
+    Args:
+        own: Tokens and seconds [P, 2] of each group of prompts.
+        baseline: Those of the baseline on the same groups in the same order.
+        resamples: Bootstrap resamples.
+        seed: Seed of the resampling.
+        confidence: Probability mass inside the interval.
+
+    Raises:
+        ValueError: If there is no group or the numbers of groups differ.
+    """
+    if len(own) != len(baseline):
+        raise ValueError(f"A speedup needs the same groups; got {len(own)} and {len(baseline)} of them.")
+    draws = _weights(len(own), resamples, seed)
+    chunks = [_speed(weights @ own) / _speed(weights @ baseline) for weights in draws]
+    return _interval(float(_speed(own.sum(0)) / _speed(baseline.sum(0))), chunks, confidence)
+
+
 def mean_interval(
     points: Sequence[float], resamples: int = 10_000, seed: int = 0, confidence: float = 0.95
 ) -> Interval:
@@ -107,6 +129,12 @@ def _weights(prompts: int, resamples: int, seed: int) -> Iterator[Counts]:
 def _acclen(counts: Counts) -> Values:
     """AccLen [...] of summed counts [..., 2]; 0 without rounds."""
     quotient: Values = counts[..., 0] / np.maximum(counts[..., 1], 1)
+    return quotient
+
+
+def _speed(sums: Values) -> Values:
+    """Tokens per second [...] of summed tokens and seconds [..., 2]."""
+    quotient: Values = sums[..., 0] / sums[..., 1]
     return quotient
 
 

@@ -13,6 +13,7 @@ from tiger.evaluation.bootstrap import (
     acclen_interval,
     mean_interval,
     paired_difference,
+    speedup_interval,
 )
 from tiger.evaluation.decoders import BASELINE, Decoders
 from tiger.evaluation.exactness import differing, split_ties
@@ -96,29 +97,33 @@ def scores(
     return result | {"scores": figures, "score_settings": settings}
 
 
-def speed(timings: Mapping[str, Timing], name: str, full_token: str) -> dict[str, Any]:
+def speed(timings: Mapping[str, Timing], name: str, full_token: str, seed: int = 0) -> dict[str, Any]:
     """The entries that come from timing, null where nothing was timed.
 
     Args:
         timings: Timing of each decoder.
         name: Name of a decoder.
         full_token: Name of the decoder whose drafter sees every visual token, if it was timed.
+        seed: Seed of the bootstrap.
     """
     if not timings:
-        names = ("tokens_per_second", "speedup", "latency_s", "first_token_s", "other_share", "phase_ms")
-        more = ("latency_ar_normalized", "latency_full_token_normalized", "peak_memory_gib", "speed_skipped")
-        return dict.fromkeys((*names, *more))
+        names = ("tokens_per_second", "speedup", "speedup_low", "speedup_high", "latency_s", "first_token_s")
+        more = ("other_share", "phase_ms", "latency_ar_normalized", "latency_full_token_normalized")
+        return dict.fromkeys((*names, *more, "peak_memory_gib", "speed_skipped"))
     timing = timings[name]
     rounds = max(timing.rounds, 1)
     full = timings.get(full_token)
+    speedup = speedup_interval(timing.work, timings[BASELINE].work, seed=seed)
     return {
         "tokens_per_second": timing.tokens_per_second,
-        "speedup": timing.speedup_over(timings[BASELINE]),
+        "speedup": speedup.value,
+        "speedup_low": speedup.low,
+        "speedup_high": speedup.high,
         "latency_s": timing.latency,
         "first_token_s": timing.first_token,
         "other_share": timing.other_share,
         "phase_ms": {phase: 1000 * seconds / rounds for phase, seconds in timing.phases.items()},
-        "latency_ar_normalized": 1 / timing.speedup_over(timings[BASELINE]),
+        "latency_ar_normalized": 1 / speedup.value,
         "latency_full_token_normalized": None if full is None else 1 / timing.speedup_over(full),
         "peak_memory_gib": timing.peak_bytes / GIB or None,
         "speed_skipped": timing.skipped,

@@ -1,43 +1,30 @@
-"""What a benchmark writes: figures, subsets, tables and pages of rounds."""
+"""What a benchmark writes: settings, figures, subsets and tables."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from data_modules.evaluation import TaskSet
+from data_modules.evaluation import SetOptions, TaskSet
 from tiger.decoding.records import Generation
-from tiger.decoding.speculative import SpeculativeDecoder
-from tiger.drafting.heads.routed_head import RoutedHead
-from tiger.drafting.routed import RoutedDrafter
-from tiger.evaluation.decoders import Decoders
+from tiger.evaluation.provenance import environment
 from tiger.evaluation.samples import write_atomic
 from tiger.report import paper_tables, tables
-from tiger.report.trace_page import Trace, grids_of, write_trace_page
 
 
-def write_traces(bench: Decoders, temperature: float, count: int, page: Path) -> None:
-    """Writes a page with the rounds of the last decoder."""
-    name = list(bench.drafters)[-1]
-    decoder = bench.build(name, temperature)
-    if not isinstance(decoder, SpeculativeDecoder) or not isinstance(
-        decoder.drafter, RoutedDrafter | RoutedHead
-    ):
-        raise ValueError(
-            f"The last decoder, {name!r}, routes nothing; list a routed one last or set num_traces 0."
-        )
-    prompts = [bench.tasks.prompt(index) for index in range(min(count, len(bench.tasks)))]
-    viewer = decoder.drafter.viewer
-    answers = decoder.generate(prompts)  # journals keep no router scores
-    traces = [
-        Trace(prompt, answer, grids_of(viewer, prompt), None)
-        for prompt, answer in zip(prompts, answers, strict=True)
-    ]
-    write_trace_page(page, traces, viewer.tokenizer)
+def write_settings(output: Path, arguments: Mapping[str, Any]) -> None:
+    """Writes the arguments of a benchmark, and where and with what it runs."""
+    record = {"arguments": arguments, "provenance": environment()}
+    write_atomic(output / "settings.json", json.dumps(record, indent=1, default=_plain) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    return asdict(value) if isinstance(value, SetOptions) else str(value)
 
 
 def write_export(

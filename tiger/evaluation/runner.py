@@ -18,10 +18,11 @@ from tiger.decoding.pruners import decoder_options, is_pruner
 from tiger.decoding.speculative import Acceptance
 from tiger.evaluation import cells as entries
 from tiger.evaluation.decoders import BASELINE, Decoders, check_models
-from tiger.evaluation.results import write_export, write_results, write_traces
+from tiger.evaluation.results import write_export, write_results, write_settings
 from tiger.evaluation.samples import Journal
 from tiger.evaluation.shards import Shards
 from tiger.evaluation.timing import limit_threads
+from tiger.evaluation.tracing import write_traces
 
 SHIPPED_DECODERS: dict[str, str | None] = {
     BASELINE: None,
@@ -68,8 +69,9 @@ def benchmark(
 
     The folder receives `metrics.json` (one entry per set, decoder, temperature and batch size),
     `differences.json` (AccLen differences with paired bootstrap intervals), `subsets.json` (the samples that
-    were taken), `samples.jsonl`, `timings.jsonl`, `table.csv` and `table.md`, and `paper_table.csv` and
-    `paper_table.md` in the paper's layout. A second run with the same settings decodes only what is missing.
+    were taken), `settings.json` (arguments and provenance), `samples.jsonl`, `timings.jsonl`, `table.csv` and
+    `table.md`, and `paper_table.csv` and `paper_table.md` in the paper's layout. A second run with the same
+    settings decodes only what is missing.
     Under torchrun, every process decodes its share of the prompts; the first one gathers and measures speed.
 
     Args:
@@ -93,7 +95,7 @@ def benchmark(
         speed_repeats: Times that each of them is decoded by each decoder; medians count.
         full_token_decoder: Name of the decoder whose drafter sees all visual tokens, to which
             full-token-normalised latency refers.
-        num_traces: Show every round of the last decoder's first answers on a page, `traces.html`.
+        num_traces: Show the rounds of so many answers of each set on a page, `traces.html`, side by side.
         seed: Seed of sampling, subsets and bootstrap.
         output: Folder of the results.
         num_threads: Threads of torch; null for its own choice.
@@ -116,6 +118,7 @@ def benchmark(
         ValueError: If a setting is out of range, the device is not there, drafter and verifier do not fit, a
             file of an earlier run is damaged, or another run writes to the folder.
     """
+    arguments = dict(locals())
     place = choose_device(device)
     drafters = {BASELINE: None} | decoders
     names = [dataset] if isinstance(dataset, str) else dataset
@@ -145,6 +148,8 @@ def benchmark(
     )
     output.mkdir(parents=True, exist_ok=True)
     with _alone(output) if shards.is_first else nullcontext():
+        if shards.is_first:
+            write_settings(output, arguments)
         samples = Journal(output / "samples.jsonl", rank=shards.rank)
         times = Journal(output / "timings.jsonl", "decoder")
         shards.wait()  # all have read the journal, so all see the same prompts as missing
@@ -222,7 +227,7 @@ def _results(benches: Sequence[Decoders], how: _Measurement) -> list[dict[str, A
     samples.save()
     write_results(how.output, cells, differences, [bench.tasks for bench in benches], how.seed)
     if how.num_traces:
-        write_traces(benches[0], how.temperatures[0], how.num_traces, how.output / "traces.html")
+        write_traces(benches, how.temperatures[0], how.num_traces, how.output / "traces.html")
     _assert_lossless(cells)
     return cells
 
@@ -248,7 +253,7 @@ def _cells(bench: Decoders, temperature: float, how: _Measurement) -> list[dict[
             }
             where |= {"batch_size": batch_size, "speed_dataset": bench.timed.label}
             where |= {"style": bench.tasks.style, "block_size": bench.block_size_of(name, temperature)}
-            speed = entries.speed(timings, name, how.full_token_decoder)
+            speed = entries.speed(timings, name, how.full_token_decoder, how.seed)
             cells.append(where | decoded[name] | speed | how.common)
     return cells
 

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from tiger.backbones.base import Prompt
@@ -57,6 +59,11 @@ class Timing:
         """Share of round time outside routing and model calls; 0 without rounds."""
         total = sum(self.phases.values())
         return self.phases.get("other", 0.0) / total if total else 0.0
+
+    @property
+    def work(self) -> npt.NDArray[np.float64]:
+        """Tokens and median seconds [P, 2] of each group."""
+        return np.array([self.tokens, self.seconds], dtype=np.float64).T
 
     def speedup_over(self, baseline: Timing) -> float:
         """Time per token of the baseline over time per token of this decoder.

@@ -51,33 +51,38 @@ def table_row(cell: Cell) -> list[str]:
         f"{cell['temperature']:g}",
         str(cell["batch_size"]),
         interval,
-        *(_number(survival.get(n), ".2f") for n in (2, 4, 8)),
-        _number(cell["rounds_per_token"], ".3f"),
-        _number(cell["tokens_per_second"], ".0f"),
-        _number(cell["speedup"], ".2f", "x"),
-        _number(latency, ".0f"),
-        _number(cell["other_share"] if survival else None, ".1%"),
-        "lossy" if cell["is_lossy"] else _number(cell["exact"], ".1%"),
-        _number(cell["parameters"], ",d"),
-        _number(cell["training_seconds"], ".0f"),
+        *(number(survival.get(n), ".2f") for n in (2, 4, 8)),
+        number(cell["rounds_per_token"], ".3f"),
+        number(cell["tokens_per_second"], ".0f"),
+        number(cell["speedup"], ".2f", "x"),
+        number(latency, ".0f"),
+        number(cell["other_share"] if survival else None, ".1%"),
+        "lossy" if cell["is_lossy"] else number(cell["exact"], ".1%"),
+        number(cell["parameters"], ",d"),
+        number(cell["training_seconds"], ".0f"),
     ]
 
 
-def _number(value: float | None, form: str, unit: str = "") -> str:
+def number(value: float | None, form: str, unit: str = "") -> str:
+    """A figure as text, a dash where there is none."""
     return "–" if value is None else f"{value:{form}}{unit}"
 
 
 def difference_row(difference: Cell) -> list[str]:
     """Pair, temperature, AccLen difference with its interval, and which side the interval lies on."""
     low, high = difference["low"], difference["high"]
-    verdict = "above zero" if low > 0 else "below zero" if high < 0 else "includes zero"
     interval = f"{difference['difference']:+.2f} [{low:+.2f}, {high:+.2f}]"
     return [
         f"{difference['left']} − {difference['right']}",
         f"{difference['temperature']:g}",
         interval,
-        verdict,
+        side_of_zero(low, high),
     ]
+
+
+def side_of_zero(low: float, high: float) -> str:
+    """Where an interval lies, in words."""
+    return "above zero" if low > 0 else "below zero" if high < 0 else "includes zero"
 
 
 DIFFERENCE_COLUMNS = ("AccLen difference", "T", "Paired bootstrap 95 %", "Interval")

@@ -8,17 +8,18 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from jinja2 import Environment, PackageLoader, select_autoescape
 from PIL import Image
 
 from tiger.backbones.base import Backbone, Prompt
 from tiger.backbones.grids import Grid, locate
 from tiger.decoding.records import ROOT, Generation, Round
 from tiger.metrics.acceptance import AcceptanceMetrics
+from tiger.report.page import write_page
 from tiger.report.pieces import piece, pieces
 
 LONGEST_SIDE = 1024
@@ -35,37 +36,52 @@ class Trace:
         generation: Its answer with round records.
         grids: Where the tokens of the drafter's visual bank lie: on the images, then on the videos.
         speedup: Against autoregressive decoding of the same prompt, None if not measured.
+        decoder: Name to tell it from other answers to the same prompt.
     """
 
     prompt: Prompt
     generation: Generation
     grids: tuple[Grid, ...] = ()
     speedup: float | None = None
+    decoder: str = ""
 
 
 def write_trace_page(
-    path: Path, traces: Sequence[Trace], tokenizer: Any, title: str = "Rounds of TIGER"
+    path: Path,
+    traces: Sequence[Trace],
+    tokenizer: Any,
+    title: str = "Rounds of TIGER",
+    home: str | None = None,
 ) -> None:
     """Writes the page; it needs no other file and no network.
 
     Args:
         path: Target file.
-        traces: One or more generations; the page switches between them.
+        traces: One or more generations. Neighbours with the same prompt stand side by side, and the page
+            switches between prompts.
         tokenizer: Turns token ids into text.
         title: Heading of the page.
+        home: Page to lead back to.
 
     Raises:
         ValueError: If there is nothing to show.
     """
     if not traces:
         raise ValueError("There is no generation to show; give one trace or more.")
-    data = [trace_data(trace, tokenizer) for trace in traces]
+    groups = groupby(traces, key=lambda trace: id(trace.prompt))
+    data = [_prompt_data(list(group), tokenizer) for _, group in groups]
     # "<" is written as an escape, so that no text can end the script element that holds the data.
     payload = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c").replace("\u2028", "\\u2028")
-    environment = Environment(loader=PackageLoader("tiger.report"), autoescape=select_autoescape())
-    page = environment.get_template("trace.html").render(title=title, payload=payload)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page, encoding="utf-8")
+    write_page(path, "trace.html", title=title, payload=payload, home=home)
+
+
+def _prompt_data(traces: Sequence[Trace], tokenizer: Any) -> dict[str, Any]:
+    """All answers to one prompt; each picture is held once, however many of them show it."""
+    answers = [trace_data(trace, tokenizer) for trace in traces]
+    pictures: dict[str, int] = {}
+    for image in (image for answer in answers for image in answer["images"]):
+        image["picture"] = pictures.setdefault(image.pop("uri"), len(pictures))
+    return {"prompt": traces[0].prompt.text, "pictures": list(pictures), "answers": answers}
 
 
 @torch.inference_mode()
@@ -81,17 +97,17 @@ def trace_data(trace: Trace, tokenizer: Any) -> dict[str, Any]:
     metric = AcceptanceMetrics(block)
     metric.update([generation])
     pictures = _pictures(trace)
-    grids = tuple(grid for _, views in pictures for grid in views) or trace.grids
+    grids = tuple(grid for picture in pictures for grid in picture.views) or trace.grids
     rounds, start = [], 1
     for record in generation.rounds:
         rounds.append(_round_data(record, generation.tokens, start, grids, tokenizer))
         start += record.accepted + (record.bonus >= 0)
     return {
         "id": generation.id,
-        "prompt": trace.prompt.text,
+        "decoder": trace.decoder,
         "answer": generation.text,
         "finish": generation.finish,
-        "images": [_image_data(image, views) for image, views in pictures],
+        "images": [_image_data(picture) for picture in pictures],
         "tokens": pieces(tokenizer, generation.tokens),
         "block": block,
         "acclen": metric.compute()["acclen"],
@@ -102,15 +118,27 @@ def trace_data(trace: Trace, tokenizer: Any) -> dict[str, Any]:
     }
 
 
-def _pictures(trace: Trace) -> list[tuple[Image.Image, list[Grid]]]:
-    """What to show with its grids: the images, and of each video the first frame of every group of frames."""
+class _Picture(NamedTuple):
+    """A picture to show, its grids with the finest last, and its name where that says more than a number."""
+
+    image: Image.Image
+    views: list[Grid]
+    name: str = ""
+
+
+def _pictures(trace: Trace) -> list[_Picture]:
+    """What to show: the images, and of each video the first frame of every group of frames."""
     images, videos, views = trace.prompt.images, trace.prompt.videos, _by_image(trace.grids)
-    pictures = list(zip(images, views, strict=False))
+    numbers = [
+        f"Image {number}" if len(images) + len(videos) > 1 else "" for number in range(1, len(images) + 1)
+    ]
+    pictures = [_Picture(*entry) for entry in zip(images, views, numbers, strict=False)]
     for video, (grid,) in zip(videos, views[len(images) :], strict=False):
         size = math.ceil(len(video.frames) / grid.frames)
         for group in range(grid.frames):
-            frame = video.frames[min(group * size, len(video.frames) - 1)]
-            pictures.append((Image.fromarray(frame), [grid._replace(frames=1)]))
+            index = min(group * size, len(video.frames) - 1)
+            name = f"{index / video.fps:.3g} s"
+            pictures.append(_Picture(Image.fromarray(video.frames[index]), [grid._replace(frames=1)], name))
     return pictures
 
 
@@ -183,9 +211,9 @@ def _cells(record: Round, grids: tuple[Grid, ...]) -> tuple[list[dict[str, Any]]
     return cells, pooled
 
 
-def _image_data(image: Image.Image, grids: Sequence[Grid]) -> dict[str, Any]:
+def _image_data(picture: _Picture) -> dict[str, Any]:
     """An image as a data URI with its finest grid; large images are made smaller, small ones stay exact."""
-    shown = image.convert("RGB")
+    shown, grids = picture.image.convert("RGB"), picture.views
     shown.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
     small = max(shown.size) <= SMALL_SIDE
     buffer = io.BytesIO()
@@ -194,6 +222,7 @@ def _image_data(image: Image.Image, grids: Sequence[Grid]) -> dict[str, Any]:
     uri = f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
     return {
         "uri": uri,
+        "name": picture.name,
         "width": shown.width,
         "height": shown.height,
         "rows": grids[-1].rows,

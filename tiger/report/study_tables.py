@@ -1,0 +1,115 @@
+"""Tables of a study: its own, the paper's, and its contrasts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tiger.report.page_tables import Cell, Table, Value, with_interval
+from tiger.report.tables import side_of_zero
+
+
+def study_tables(content: Mapping[str, Any]) -> list[Table]:
+    """The table of a study, the paper's where the pair is another one, and the contrasts."""
+    paper = content["paper"]
+    is_same = paper is not None and paper["pair"] == content["pair"]
+    beside = {row["label"]: row["values"] for row in paper["rows"]} if is_same else {}
+    found = [_study_table(content, beside, f"Paper, {paper['source']}" if is_same else "")]
+    if paper is not None and not is_same:
+        found.append(_paper_table(paper))
+    if content["contrasts"]:
+        found.append(_contrast_table(content))
+    return found
+
+
+def _study_table(content: Mapping[str, Any], beside: Mapping[str, Mapping[str, Any]], source: str) -> Table:
+    columns = content["columns"]
+    shown = [column["label"] for column in columns if any(column["label"] in row for row in beside.values())]
+    best = {column["key"]: _best_cell(content["cells"], column) for column in columns}
+    rows = []
+    for cell in content["cells"]:
+        row = [Value(cell["label"], cell["group"] or "")]
+        for column in columns:
+            row.append(_study_value(cell, column, best[column["key"]] == cell["name"]))
+            if column["label"] in shown:
+                row.append(Value(_plain(beside.get(cell["label"], {}).get(column["label"]))))
+        rows.append(row)
+    headings = ["Cell"]
+    for column in columns:
+        headings += [column["label"], *([source] if column["label"] in shown else [])]
+    seeds = len(content["seeds"])
+    kinds = {v["interval"] for cell in content["cells"] for v in cell["values"].values() if v.get("interval")}
+    words = {"seeds": f"over {seeds} seeds", "bootstrap": "over prompts"}
+    note = (
+        f"In brackets: 95 % interval {' or '.join(words[kind] for kind in sorted(kinds))}." if kinds else ""
+    )
+    return Table(headings, rows, f"Measured, {content['pair']} pair", note)
+
+
+def _study_value(cell: Cell, column: Cell, is_best: bool) -> Value:
+    if cell["status"] != "finished":
+        return Value(cell["status"])
+    value = cell["values"].get(column["key"]) or {}
+    form = f".{column['digits']}f"
+    shown = with_interval(value.get("mean"), value.get("low"), value.get("high"), form)
+    return Value(shown.text, shown.note, is_best)
+
+
+def _best_cell(cells: Sequence[Cell], column: Cell) -> str | None:
+    """Name of the cell with the best mean, None where there is no better."""
+    means = {cell["name"]: (cell["values"].get(column["key"]) or {}).get("mean") for cell in cells}
+    known = {name: mean for name, mean in means.items() if mean is not None}
+    if column["higher_is_better"] is None or len(set(known.values())) < 2:
+        return None
+    return (max if column["higher_is_better"] else min)(known, key=known.__getitem__)
+
+
+def _paper_table(paper: Mapping[str, Any]) -> Table:
+    labels = list(dict.fromkeys(label for row in paper["rows"] for label in row["values"]))
+    rows = [
+        [Value(row["label"]), *(Value(_plain(row["values"].get(label))) for label in labels)]
+        for row in paper["rows"]
+    ]
+    title = f"The paper's, {paper['source']}: {paper['pair']}"
+    return Table(
+        ["Cell", *labels], rows, title, "Another pair: compare the order of the rows, not the figures."
+    )
+
+
+def _plain(value: Any) -> str:
+    return "–" if value is None else f"{value:g}" if isinstance(value, int | float) else str(value)
+
+
+def _contrast_table(content: Mapping[str, Any]) -> Table:
+    labels = {cell["name"]: cell["label"] for cell in content["cells"]}
+    rows = []
+    for row in content["contrasts"]:
+        pair = f"{labels.get(row['left'], row['left'])} − {labels.get(row['right'], row['right'])}"
+        rows.append([Value(row["label"], pair), *contrast_values(content, row)])
+    return Table(("Contrast", "Figure", "Difference", "Interval"), rows, "Contrasts")
+
+
+def contrast_values(content: Mapping[str, Any], row: Cell) -> list[Value]:
+    """What a contrast compares, its difference, and which side of zero its interval lies on."""
+    column = next(column for column in content["columns"] if column["key"] == row["key"])
+    form, low, high = f"+.{column['digits']}f", row.get("low"), row.get("high")
+    side = "–" if low is None or high is None else side_of_zero(low, high)
+    return [Value(column["label"]), with_interval(row["mean"], low, high, form), Value(side)]
+
+
+def study_result(content: Mapping[str, Any]) -> str:
+    """A study in a line: its clearest contrast, or else its best cell."""
+    known = [row for row in content["contrasts"] if row["mean"] is not None]
+    clear = [row for row in known if row["low"] is not None and (row["low"] > 0 or row["high"] < 0)]
+    if clear:
+        row = max(clear, key=lambda row: abs(row["mean"]))
+        figure, difference, _ = contrast_values(content, row)
+        return f"{row['label']}: {difference.text} {figure.text} {difference.note}".strip()
+    if known:
+        return "No contrast is clear: each interval includes zero."
+    column = content["columns"][0]
+    name = _best_cell(content["cells"], column)
+    cell = next((cell for cell in content["cells"] if cell["name"] == name), None)
+    if cell is None:
+        return "Nothing to compare yet."
+    return f"Best: {cell['label']}, {column['label']} {_study_value(cell, column, True).text}"
