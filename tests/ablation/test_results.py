@@ -5,11 +5,11 @@ import json
 import pytest
 from scipy import stats
 
-from tiger.ablation.cost import with_predictions
 from tiger.ablation.jobs import FINISHED, Job, Plan
 from tiger.ablation.results import STUDENT, collect, student_interval, table, write_study
 from tiger.ablation.running import Outcomes
 from tiger.ablation.study import Base, Cell, Column, Contrast, Study
+from tiger.evaluation.cost_model import with_predictions
 
 BASE = Base("toy", {}, {}, {"ocr": "synthetic_sign"}, {})
 RECORD = {
@@ -112,8 +112,8 @@ def test_table_shows_the_paper_beside_ours_and_what_failed(tmp_path):
 
 
 def test_cost_model_by_hand():
-    # 10 ms a step, 100 ms to the first token, 90 steps behind it; rounds of 20 ms with 2 + 1 tokens each.
-    plain = entry(0, decoder="autoregressive", phase_ms={"verify": 10.0}, latency_s=1.0, first_token_s=0.1)
+    # 91 tokens in a second; 100 ms to the first token, then rounds of 20 ms with 2 + 1 tokens each.
+    plain = entry(0, decoder="autoregressive", latency_s=1.0, tokens_per_second=91.0)
     drafter = entry(2, phase_ms={"draft": 8.0, "verify": 12.0}, latency_s=0.7, first_token_s=0.1)
     _, found = with_predictions([plain, drafter | {"speedup": 1.25}])
     assert found["predicted_speedup"] == pytest.approx(1.0 / (0.1 + 30 * 0.02))

@@ -7,7 +7,8 @@ from browser import HOSTILE, assert_self_contained, needs_browser, visit
 from report_inputs import entry, study, write_benchmark, write_run, write_study
 
 from tiger.cli import main
-from tiger.report.cost_line import cost_line, predicted_speedup
+from tiger.evaluation.cost_model import predicted_speedup
+from tiger.report.cost_line import cost_line
 from tiger.report.key_figures import Figure, changes
 from tiger.report.plots import pareto
 from tiger.report.sources import find_sources

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from data_modules.files import write_whole
-from tiger.ablation.cost import with_predictions
 from tiger.ablation.jobs import Job, Plan
 from tiger.ablation.running import Outcomes, now
 from tiger.ablation.study import Base, Cell, Column, Contrast
 from tiger.evaluation.bootstrap import acceptance_counts, paired_difference
+from tiger.evaluation.cost_model import with_predictions
 from tiger.evaluation.samples import Journal, from_record
 from tiger.report.paper_tables import FIGURES
 from tiger.report.tables import markdown

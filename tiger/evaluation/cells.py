@@ -15,7 +15,8 @@ from tiger.evaluation.bootstrap import (
     paired_difference,
     speedup_interval,
 )
-from tiger.evaluation.decoders import BASELINE, Decoders
+from tiger.evaluation.cost_model import BASELINE
+from tiger.evaluation.decoders import Decoders
 from tiger.evaluation.exactness import differing, split_ties
 from tiger.evaluation.timing import Timing
 from tiger.metrics.acceptance import AcceptanceMetrics

@@ -31,8 +31,6 @@ from tiger.evaluation.building import Decoder, build_decoder, load_method
 from tiger.evaluation.samples import Journal, fingerprint, from_record, settings_key, to_record
 from tiger.evaluation.timing import Timing, measure
 
-BASELINE = "autoregressive"
-
 
 def check_models(verifier: str, drafters: Mapping[str, str | None]) -> None:
     """Checks that all models are there before the first of them is loaded.

@@ -19,7 +19,7 @@ from tiger.drafting.heads.speculators import save_speculators
 from tiger.drafting.routed import RoutedDrafter
 from tiger.drafting.saving import PLAIN, load_drafter
 from tiger.drafting.saving import SETTINGS_FILE as DRAFTER_FILE
-from tiger.evaluation.decoders import BASELINE
+from tiger.evaluation.cost_model import BASELINE
 from tiger.report.model_card import ROUTED, Card
 
 FORMATS = ("tiger", "speculators")

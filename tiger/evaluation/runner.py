@@ -17,7 +17,8 @@ from tiger.decoding.acceptance import Sampling
 from tiger.decoding.pruners import decoder_options, is_pruner
 from tiger.decoding.speculative import Acceptance
 from tiger.evaluation import cells as entries
-from tiger.evaluation.decoders import BASELINE, Decoders, check_models
+from tiger.evaluation.cost_model import BASELINE
+from tiger.evaluation.decoders import Decoders, check_models
 from tiger.evaluation.results import write_export, write_results, write_settings
 from tiger.evaluation.samples import Journal
 from tiger.evaluation.shards import Shards

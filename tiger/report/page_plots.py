@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tiger.evaluation.cost_model import BASELINE
 from tiger.report.cost_line import cost_line, median_round_ms
-from tiger.report.page_tables import BASELINE, is_drafted, is_timed
+from tiger.report.page_tables import is_drafted, is_timed
 from tiger.report.plots import curves, history, intervals, scatter, survival
 from tiger.report.sources import Run
 from tiger.report.vector_graphics import Plot, Series, series

@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tiger.evaluation.cost_model import predicted_speedup
 from tiger.report import tables
-from tiger.report.cost_line import predicted_speedup
 from tiger.report.tables import number
 
 Cell = Mapping[str, Any]
 NARROW = 4  # columns
-BASELINE = "autoregressive"  # as in evaluation.decoders, which would load every model class
 
 
 @dataclass(frozen=True)
