@@ -44,18 +44,20 @@ class TraceText(Callback):
         verifier: Any = pl_module.verifier
         for example, generation in zip(batch.examples, generations, strict=True):
             if self.written < self.num_examples:
-                text = describe(trace_data(Trace(example.prompt, generation), verifier.tokenizer))
+                trace = trace_data(Trace(example.prompt, generation), verifier.tokenizer)
+                text = describe(example.prompt.text, trace)
                 writer.add_text(f"trace/{self.written}", text, trainer.global_step)
                 self.written += 1
 
 
-def describe(trace: dict[str, Any]) -> str:
+def describe(question: str, trace: dict[str, Any]) -> str:
     """Question, answer and a Markdown table with one row per round.
 
     Args:
+        question: What was asked.
         trace: What `trace_data` found.
     """
-    lines = [f"**{_plain(trace['prompt'])}**", "", _plain(trace["answer"]), ""]
+    lines = [f"**{_plain(question)}**", "", _plain(trace["answer"]), ""]
     lines += ["| round | accepted | added by the verifier | rejected |", "|---|---|---|---|"]
     for number, entry in enumerate(trace["rounds"], 1):
         fates = {"accepted": "", "rejected": "", "unused": ""}

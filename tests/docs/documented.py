@@ -20,6 +20,7 @@ NOT_HERE = {
 OTHERS = {
     "make demo": "tests/cli/test_lightning_cli.py runs its configs, shortened",
     "make test": "it runs this test",
+    "make ablation": "tests/ablation run its jobs at toy size, and `ablate` itself is parsed",
     "make setup": "installs; continuous integration runs it first",
     "make tensorboard": "does not end; test_commands.py starts it",
     "source .venv/bin/activate": "changes the shell",

@@ -30,6 +30,7 @@ SMALL = {
     "benchmark": ["--num_prompts=2", "--speed_prompts=1", "--speed_repeats=1"],
     "data cache-teacher": ["--model.init_args.verifier_dtype=float32", "--trainer.max_steps=1"],
     "data preview": ["--model.init_args.verifier_dtype=float32"],
+    "ablate": ["--dry_run"],
 }
 COUNTS = {"llava": 16, "textvqa": 2, "scienceqa": 2, "docvqa": 2, "tallyqa": 2, "chartqa": 2}
 # What a page's commands need from another page, made by the commands of that one.
@@ -37,6 +38,11 @@ BEFORE = {
     "training_heads.md": ["fit --config configs/experiment/tiny_eagle3.yaml"],
     "howto_export.md": [
         "benchmark --config configs/experiment/tiny_benchmark.yaml --output runs/benchmark",
+    ],
+    "report.md": [
+        "benchmark --config configs/experiment/tiny_benchmark.yaml --output runs/compare",
+        "benchmark --config configs/experiment/tiny_benchmark.yaml --output runs/tiny_benchmark",
+        "fit --config configs/experiment/tiny_align.yaml",
     ],
 }
 RUN_HERE = {page for page, words in ALL if options(words) and not reason(words)} - {ROOT / "README.md"}
@@ -73,7 +79,10 @@ def test_every_command_is_known():
     assert len(PARSED) > 30
 
 
-@pytest.mark.parametrize("line", [line for line in PARSED if not re.match("data (report|verify)", line)])
+# Verbs that read what is there print no config.
+@pytest.mark.parametrize(
+    "line", [line for line in PARSED if not re.match("(data (report|verify)|report) ", line)]
+)
 def test_a_command_parses(line, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     for variable in re.findall(r"\$\w+", line):
@@ -82,6 +91,13 @@ def test_a_command_parses(line, monkeypatch, capsys):
     with pytest.raises(SystemExit) as stop:
         main([*words, "--print_config"])
     assert stop.value.code == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", [line for line in PARSED if line.startswith("report ")])
+def test_a_report_command_parses(line, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match="runs/"):  # there are no results here
+        main(PARSED[line])
 
 
 @pytest.mark.parametrize(
