@@ -269,6 +269,7 @@ def words(verifier, folder, *extra):
     return [
         "--config", str(ROOT / "configs/experiment/tiny_eagle2.yaml"),
         f"--model.init_args.verifier={verifier}", "--model.init_args.method=linear",
+        "--model.init_args.head=null",
         "--model.init_args.verifier_dtype=float32",
         "--model.init_args.max_new_tokens=6", "--data.init_args.max_new_tokens=6",
         f"--data.init_args.cache_dir={folder / 'cache'}", "--data.init_args.num_train=12",

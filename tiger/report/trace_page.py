@@ -94,7 +94,7 @@ def trace_data(trace: Trace, tokenizer: Any) -> dict[str, Any]:
     """What the page shows of one generation, as plain values."""
     generation = trace.generation
     block = max((r.depth for r in generation.rounds), default=1) or 1
-    metric = AcceptanceMetrics(block)
+    metric = AcceptanceMetrics(block, sync_on_compute=False)  # of this answer, whatever other ranks do
     metric.update([generation])
     pictures = _pictures(trace)
     grids = tuple(grid for picture in pictures for grid in picture.views) or trace.grids
