@@ -42,6 +42,7 @@ BEFORE = {
     "report.md": [
         "benchmark --config configs/experiment/tiny_benchmark.yaml --output runs/compare",
         "benchmark --config configs/experiment/tiny_benchmark.yaml --output runs/tiny_benchmark",
+        "fit --config configs/experiment/tiny_kd.yaml",
         "fit --config configs/experiment/tiny_align.yaml",
     ],
 }
