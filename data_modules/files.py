@@ -1,11 +1,15 @@
-"""Files that are either whole or absent, and what to say of one that is neither."""
+"""Files that are either whole or absent, what to say of one that is neither, and folders of one run."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -42,3 +46,27 @@ def read_json(path: Path, advice: str) -> dict[str, Any]:
 def damaged(path: Path, what: object, advice: str) -> ValueError:
     """The error of a file that is not what its writer left."""
     return ValueError(f"{path} is damaged: {what}. {advice}")
+
+
+@contextmanager
+def alone(output: Path, verb: str) -> Iterator[None]:
+    """Keeps other runs out of a folder of results.
+
+    Args:
+        output: The folder; it exists.
+        verb: What writes there.
+
+    Raises:
+        ValueError: If another run is at work there.
+    """
+    lock = FileLock(output / "lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise ValueError(
+            f"Another {verb} writes to {output}. Wait for it to end, or give another folder as output."
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()

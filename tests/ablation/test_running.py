@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from tiger.ablation import running, verb
 from tiger.ablation.jobs import FINISHED, Job
@@ -98,6 +99,18 @@ def test_running_jobs_are_ended_when_the_run_is_stopped(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run([job(tmp_path, "a"), job(tmp_path, "b")], start, 2, Outcomes())
     assert handle.status == -15
+
+
+def test_a_program_that_ignores_a_request_is_ended(tmp_path, monkeypatch):
+    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print('on', flush=True); time.sleep(60)"
+    monkeypatch.setattr(running, "command", lambda _: [sys.executable, "-c", deaf])
+    one = job(tmp_path, "a")
+    one.folder.mkdir(parents=True)
+    process = start_process(one, 0)
+    while "on" not in one.log.read_text():
+        assert process.poll() is None
+    process.terminate()
+    assert process.poll() == -9
 
 
 def test_processes_write_logs_and_have_a_gpu_each(tmp_path, monkeypatch):
@@ -241,6 +254,12 @@ def test_a_killed_training_goes_on(toy, tmp_path):
     assert len(record["earlier"]) == 1
     notes = json.loads((found[0].parents[1] / "drafter" / "drafter.json").read_text())
     assert notes["step"] == 160
+
+
+def test_two_runs_do_not_share_a_folder(toy, tmp_path):
+    (tmp_path / "out").mkdir()
+    with FileLock(tmp_path / "out" / "lock"), pytest.raises(ValueError, match="Another ablation writes to"):
+        main(toy)
 
 
 def test_options_are_checked(toy):

@@ -179,7 +179,16 @@ def command(job: Job) -> list[str]:
     return [sys.executable, "-m", "tiger", *job.words]
 
 
-def start_process(job: Job, place: int) -> subprocess.Popen[bytes]:
+class Process(subprocess.Popen[bytes]):
+    """A job on this machine."""
+
+    def terminate(self) -> None:
+        """Kills it: a training does not end on request, and goes on as well after a kill."""
+        self.kill()
+        self.wait()
+
+
+def start_process(job: Job, place: int) -> Process:
     """Runs a job on this machine, on a GPU of its own if there are any."""
     environment = dict(os.environ)
     if count := torch.cuda.device_count():
@@ -187,7 +196,7 @@ def start_process(job: Job, place: int) -> subprocess.Popen[bytes]:
         names = seen if len(seen) == count and seen[0] else [str(index) for index in range(count)]
         environment["CUDA_VISIBLE_DEVICES"] = names[place % count]
     with job.log.open("ab") as log:
-        return subprocess.Popen(command(job), stdout=log, stderr=subprocess.STDOUT, env=environment)
+        return Process(command(job), stdout=log, stderr=subprocess.STDOUT, env=environment)
 
 
 def default_workers() -> int:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from data_modules.files import alone
 from tiger.ablation.jobs import Job, Plan, Planner, make_plan, once, remaining
 from tiger.ablation.results import collect, write_study
 from tiger.ablation.running import Executor, Outcomes, default_workers, run, starter
@@ -49,7 +52,8 @@ def ablate(
     Raises:
         FileNotFoundError: If a file of a study is missing.
         RuntimeError: If jobs failed; all that can be computed without them is written before.
-        ValueError: If a study is unknown, a file cannot be parsed, or an option is out of range.
+        ValueError: If a study is unknown, a file cannot be parsed, an option is out of range, or another run
+            writes to the folder.
     """
     if workers is not None and workers < 1:
         raise ValueError(f"workers is {workers}; run one job at once or more.")
@@ -61,6 +65,7 @@ def ablate(
     print(describe(plans, count), flush=True)
     if dry_run:
         return []
+    output.mkdir(parents=True, exist_ok=True)
     start = starter(executor, output, slurm or {})
     outcomes, record = Outcomes(), _provenance(output)
     written: dict[str, dict[str, Any]] = {}
@@ -76,12 +81,16 @@ def ablate(
             if job in jobs and not any(outcomes.status(one) == "missing" for one in jobs):
                 write(plan)
 
-    try:
-        run(once(job for plan in plans for job in plan.all_jobs), start, count, outcomes, settled)
-    finally:
-        for plan in plans:
-            if plan.name not in written:
-                write(plan)
+    with alone(output, "ablation"):
+        # So that jobs end with this process.
+        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        try:
+            run(once(job for plan in plans for job in plan.all_jobs), start, count, outcomes, settled)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+            for plan in plans:
+                if plan.name not in written:
+                    write(plan)
     _report(plans, outcomes, output)
     return list(written.values())
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from data_modules.evaluation import AS_PUBLISHED, SetOptions, load_set
+from data_modules.files import alone
 from tiger.backbones.loading import Quantization, choose_device
 from tiger.decoding.acceptance import Sampling
 from tiger.decoding.pruners import decoder_options, is_pruner
@@ -148,7 +148,7 @@ def benchmark(
         {"num_threads": num_threads, "device": str(place)},
     )
     output.mkdir(parents=True, exist_ok=True)
-    with _alone(output) if shards.is_first else nullcontext():
+    with alone(output, "benchmark") if shards.is_first else nullcontext():
         if shards.is_first:
             write_settings(output, arguments)
         samples = Journal(output / "samples.jsonl", rank=shards.rank)
@@ -177,26 +177,6 @@ def benchmark(
         _decode(benches, temperatures, acceptance_batch_size, shards)
         shards.end()
         return _results(benches, how) if shards.is_first else []
-
-
-@contextmanager
-def _alone(output: Path) -> Iterator[None]:
-    """Keeps other runs out of a folder of results.
-
-    Raises:
-        ValueError: If one is at work there.
-    """
-    lock = FileLock(output / "lock", timeout=0)
-    try:
-        lock.acquire()
-    except Timeout as error:
-        raise ValueError(
-            f"Another benchmark writes to {output}. Wait for it to end, or give another folder as output."
-        ) from error
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 @dataclass(frozen=True)
