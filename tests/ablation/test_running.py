@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -260,6 +261,20 @@ def test_two_runs_do_not_share_a_folder(toy, tmp_path):
     (tmp_path / "out").mkdir()
     with FileLock(tmp_path / "out" / "lock"), pytest.raises(ValueError, match="Another ablation writes to"):
         main(toy)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signals_end_a_run_in_order(toy, tmp_path, monkeypatch, number):
+    def start(one, place):
+        os.kill(os.getpid(), number)
+        return Done(0, 10)
+
+    monkeypatch.setattr(verb, "starter", lambda *_: start)
+    with pytest.raises(SystemExit) as stop:
+        main(toy)
+    assert stop.value.code == 128 + number
+    assert (tmp_path / "out/toy/metrics.json").is_file()
+    assert signal.getsignal(number) == signal.SIG_DFL
 
 
 def test_options_are_checked(toy):

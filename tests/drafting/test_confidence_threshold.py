@@ -13,6 +13,7 @@ from tiger.decoding.speculative import SpeculativeDecoder
 from tiger.drafting.chain import Chain, end_early
 from tiger.drafting.heads.routed_head import RoutedHead
 from tiger.drafting.methods import build_method
+from tiger.evaluation.runner import benchmark
 
 NEW, BLOCK, THRESHOLD = 16, 6, 0.05
 BATCH = prompts(5)
@@ -113,6 +114,24 @@ def test_without_a_threshold_blocks_are_whole():
 def test_a_threshold_out_of_range_is_refused(threshold):
     with pytest.raises(ValueError, match="confidence_threshold is"):
         end_early(routed("suffix"), threshold)
+
+
+def test_half_precision_ends_where_full_precision_does():
+    logits = torch.randn(40, 12, 50, generator=torch.Generator().manual_seed(1)).mul(6).bfloat16()
+    lengths = []
+    for given in (logits, logits.float()):
+        chain = Chain(Sampling(), [torch.Generator()] * 40, lambda row: row, 12, 0.3)
+        for place in range(12):
+            chain.write(given[:, place])
+        lengths.append(chain.tree().lengths)
+    assert lengths[0] == lengths[1]
+    assert len(set(lengths[0])) > 3
+
+
+def test_a_benchmark_checks_the_threshold_first(tmp_path):
+    with pytest.raises(ValueError, match="confidence_threshold is 7"):
+        benchmark(decoders={"p": "prompt_lookup"}, confidence_threshold=7.0, output=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_methods_without_a_model_stay_as_they_are():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -82,17 +84,30 @@ def ablate(
                 write(plan)
 
     with alone(output, "ablation"):
-        # So that jobs end with this process.
-        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         try:
-            run(once(job for plan in plans for job in plan.all_jobs), start, count, outcomes, settled)
+            with _ending_on_signals():
+                run(once(job for plan in plans for job in plan.all_jobs), start, count, outcomes, settled)
         finally:
-            signal.signal(signal.SIGTERM, before)
             for plan in plans:
                 if plan.name not in written:
                     write(plan)
     _report(plans, outcomes, output)
     return list(written.values())
+
+
+@contextmanager
+def _ending_on_signals() -> Iterator[None]:
+    """Ends the run in order when it is terminated or its terminal closes, so that jobs end with it."""
+    ends = [s for s in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) == signal.SIG_DFL]
+    if threading.current_thread() is not threading.main_thread():
+        ends = []  # no other thread may set handlers
+    for number in ends:
+        signal.signal(number, lambda got, _: sys.exit(128 + got))
+    try:
+        yield
+    finally:
+        for number in ends:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _plan(name: str, planner: Planner, studies: Path, seeds: Sequence[int] | None) -> Plan:

@@ -12,6 +12,16 @@ from tiger.decoding.acceptance import Sampling, draw
 from tiger.drafting.base import TokenTree
 
 
+def check_threshold(threshold: float) -> None:
+    """Checks a confidence threshold.
+
+    Raises:
+        ValueError: If it is below 0, or 1 or more.
+    """
+    if not 0 <= threshold < 1:
+        raise ValueError(f"confidence_threshold is {threshold}; take 0 to draft whole blocks, or below 1.")
+
+
 def end_early(drafter: Any, threshold: float) -> None:
     """Has a drafter end its blocks early; methods that write no chain with a model stay as they are.
 
@@ -22,8 +32,7 @@ def end_early(drafter: Any, threshold: float) -> None:
     Raises:
         ValueError: If it is below 0, or 1 or more.
     """
-    if not 0 <= threshold < 1:
-        raise ValueError(f"confidence_threshold is {threshold}; take 0 to draft whole blocks, or below 1.")
+    check_threshold(threshold)
     if hasattr(drafter, "confidence_threshold"):
         drafter.confidence_threshold = threshold
 
@@ -74,7 +83,8 @@ class Chain:
         self.tokens.append(chosen)
         self.lengths = [length + going for length, going in zip(self.lengths, self.going, strict=True)]
         if self.threshold:
-            self.confidence = self.confidence * (logits.amax(-1) - logits.logsumexp(-1)).exp()
+            exact = logits.float()  # or a threshold would mean something else in bf16
+            self.confidence = self.confidence * (exact.amax(-1) - exact.logsumexp(-1)).exp()
             self.going = (self.confidence >= self.threshold).tolist()
         return chosen
 

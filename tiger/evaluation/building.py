@@ -9,7 +9,7 @@ from tiger.decoding.autoregressive import AutoregressiveDecoder, Reads
 from tiger.decoding.pruners import build_pruner, decoder_options, is_pruner
 from tiger.decoding.speculative import Acceptance, SpeculativeDecoder
 from tiger.drafting.base import Drafter
-from tiger.drafting.chain import end_early
+from tiger.drafting.chain import check_threshold, end_early
 from tiger.drafting.heads.saving import is_head, load_head
 from tiger.drafting.methods import build_method
 from tiger.drafting.saving import load_drafter
@@ -43,6 +43,7 @@ def load_method(
         FileNotFoundError: If a folder or file is missing.
         ValueError: If it does not fit the verifier, or cannot take an option.
     """
+    check_threshold(confidence_threshold)
     options = decoder_options(name)
     if num_routed is not None and (options is not None or is_head(resolve(name))):
         raise ValueError(

@@ -184,6 +184,10 @@ class Decoders:
         """Everything that a decoder's answers depend on."""
         acceptance = self.acceptance_of(name, temperature)
         models = [path for path in (self.verifier, self.drafters[name]) if path is not None]
+        is_trained = len(models) > 1 and decoder_options(models[1]) is None
+        drafting: dict[str, Any] = {"compiled": True} if self.compile_drafter else {}
+        if self.confidence_threshold:
+            drafting["confidence"] = self.confidence_threshold
         return {
             "models": [[path, decoder_options(path) or fingerprint(resolve(path))] for path in models],
             "temperature": temperature,
@@ -193,8 +197,7 @@ class Decoders:
             "dtype": self.dtype,
             **({"quantization": self.verifier_quantization} if self.verifier_quantization else {}),
             **({"device": self.device} if self.device != "cpu" else {}),
-            **({"compiled": True} if self.compile_drafter else {}),
-            **({"confidence": self.confidence_threshold} if self.confidence_threshold else {}),
+            **(drafting if is_trained else {}),
             **({"acceptance": acceptance} if acceptance != "exact" else {}),
             "prompts": self.ids,
             "set": self.tasks.settings(),

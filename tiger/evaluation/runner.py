@@ -16,6 +16,7 @@ from tiger.backbones.loading import Quantization, choose_device
 from tiger.decoding.acceptance import Sampling
 from tiger.decoding.pruners import decoder_options, is_pruner
 from tiger.decoding.speculative import Acceptance
+from tiger.drafting.chain import check_threshold
 from tiger.evaluation import cells as entries
 from tiger.evaluation.cost_model import BASELINE
 from tiger.evaluation.decoders import Decoders, check_models
@@ -126,6 +127,7 @@ def benchmark(
     _check(drafters, block_sizes or {}, acceptances or {}, [block_size, acceptance_batch_size, *batch_sizes])
     _check_sets(names, set_options or {}, speed_dataset, speed_prompts)
     _check_cells(temperatures, batch_sizes, speed_repeats)
+    check_threshold(confidence_threshold)
     limit_threads(num_threads)
     options = dict.fromkeys([*names, *([speed_dataset] if speed_dataset else [])], AS_PUBLISHED)
     options |= set_options or {}
