@@ -6,14 +6,25 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
 
+import tiger
 from tiger.ablation import running, verb
 from tiger.ablation.jobs import FINISHED, Job
-from tiger.ablation.running import Outcomes, default_workers, run, start_process, starter, view_drafter
+from tiger.ablation.running import (
+    PROCESSES,
+    Outcomes,
+    default_workers,
+    run,
+    start_process,
+    starter,
+    view_drafter,
+)
 from tiger.cli import main
 from tiger.drafting.saving import load_drafter
 
@@ -102,28 +113,76 @@ def test_running_jobs_are_ended_when_the_run_is_stopped(tmp_path):
     assert handle.status == -15
 
 
+DEAF = "import signal, time; signal.signal(15, signal.SIG_IGN); open('on', 'w').close(); time.sleep(60)"
+
+
 def test_a_program_that_ignores_a_request_is_ended(tmp_path, monkeypatch):
-    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print('on', flush=True); time.sleep(60)"
-    monkeypatch.setattr(running, "command", lambda _: [sys.executable, "-c", deaf])
-    one = job(tmp_path, "a")
-    one.folder.mkdir(parents=True)
-    process = start_process(one, 0)
-    while "on" not in one.log.read_text():
+    monkeypatch.chdir(tmp_path)
+    process = running.Process(PROCESSES.Process(target=exec, args=(DEAF,)))
+    process.process.start()
+    while not Path("on").exists():
         assert process.poll() is None
     process.terminate()
     assert process.poll() == -9
 
 
-def test_processes_write_logs_and_have_a_gpu_each(tmp_path, monkeypatch):
+def test_processes_run_tiger_and_write_logs(tmp_path):
+    one, bad = job(tmp_path, "a"), job(tmp_path, "bad")
+    one, bad = replace(one, words=("--version",)), replace(bad, words=("no-such-verb",))
+    outcomes = Outcomes()
+    run([one, bad], starter("processes", tmp_path, {}), 2, outcomes)
+    assert one.is_finished
+    assert one.log.read_text() == f"tiger {tiger.__version__}\n"
+    assert outcomes.failed == {bad.folder: f"exit status 2, see {bad.log}"}
+    assert "unknown verb 'no-such-verb'" in bad.log.read_text()
+
+
+def test_a_job_has_a_gpu_of_its_own_and_the_environment_of_now(tmp_path, monkeypatch):
     monkeypatch.setattr(running.torch.cuda, "device_count", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    show = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"
-    monkeypatch.setattr(running, "command", lambda _: [sys.executable, "-c", show])
+    monkeypatch.setenv("TIGER_TEST", "now")
+    monkeypatch.setattr(running, "run_tiger", show_environment)
     one = job(tmp_path, "a")
     one.folder.mkdir(parents=True)
-    assert start_process(one, 3).wait() == 0
-    assert one.log.read_text() == "1\n"
+    start_process(one, 3).process.join()
+    assert one.log.read_text() == "1 now"
     assert default_workers() == 2
+
+
+def show_environment(words, log, environment):
+    Path(log).write_text(f"{environment['CUDA_VISIBLE_DEVICES']} {environment['TIGER_TEST']}")
+
+
+PARENT = """
+import os, time
+from tiger.ablation import running
+if __name__ == "__main__":
+    job = running.PROCESSES.Process(target=running.run_tiger, args=(("benchmark",), "log", dict(os.environ)))
+    job.start()
+    print(job.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_job_ends_with_a_run_that_was_killed(tmp_path):
+    (tmp_path / "parent.py").write_text(PARENT)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    words = [sys.executable, "parent.py"]
+    with subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        child = int(process.stdout.readline())
+        while not (tmp_path / "runs/benchmark/settings.json").exists():  # the benchmark is under way
+            assert process.poll() is None
+            assert not has_ended(child)
+        process.kill()
+    deadline = time.monotonic() + 20
+    while not has_ended(child):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def has_ended(number):
+    stat = Path(f"/proc/{number}/stat")
+    return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
 def test_submitit_runs_jobs(tmp_path, monkeypatch):
@@ -217,7 +276,7 @@ def test_a_study_runs_end_to_end_and_again(toy, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(verb, "starter", lambda *_: in_this_process(started))
     with pytest.raises(RuntimeError, match="2 jobs have no result"):
         main(toy)
-    assert len(started) == 6  # lessons, three trainings, two benchmarks
+    assert len(started) == 7  # lessons, three trainings, the verifier's answers, two benchmarks
     metrics = json.loads((tmp_path / "out/toy/metrics.json").read_text())
     by_name = {cell["name"]: cell for cell in metrics["cells"]}
     assert {name: cell["status"] for name, cell in by_name.items()} == {

@@ -182,6 +182,26 @@ def test_only_what_is_missing_is_decoded(done, pair, tmp_path, monkeypatch):
     assert {cell["speedup"] for cell in again} == {None}
 
 
+def test_answers_of_another_benchmark_are_taken_over(done, pair, tmp_path, monkeypatch):
+    cells, output = done
+    built = []
+    build = decoders_module.Decoders.build
+    monkeypatch.setattr(
+        decoders_module.Decoders, "build", lambda self, *a: built.append(a) or build(self, *a)
+    )
+    decoders = {"same": str(pair / "tiger"), "vanilla": str(pair / "vanilla")}
+    changes = {"decoders": decoders, "block_sizes": {"vanilla": 2}, "speed_prompts": 0}
+    again = run(pair, tmp_path, answers_from=output, **changes)
+    assert built == [("vanilla", 0.0), ("vanilla", 1.0)]  # it drafts otherwise than there
+    taken = {(c["decoder"], c["temperature"]): c["acclen"] for c in cells}
+    assert [c["acclen"] for c in again if c["decoder"] == "same"] == [taken["tiger", t] for t in (0.0, 1.0)]
+    built.clear()
+    run(pair, tmp_path, **changes)  # its journal holds all of them
+    assert not built
+    with pytest.raises(FileNotFoundError, match=r"answers_from is .*none, which has no samples\.jsonl"):
+        run(pair, tmp_path, answers_from=tmp_path / "none")
+
+
 def test_a_retrained_drafter_is_decoded_again(done, pair, tmp_path, monkeypatch):
     _, output = done
     (tmp_path / "samples.jsonl").write_bytes((output / "samples.jsonl").read_bytes())

@@ -1,4 +1,4 @@
-"""What has to run for a study: lessons, trainings and benchmarks, each once however many cells need it."""
+"""What has to run for a study: lessons, trainings, answers and benchmarks, each once for all cells."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ FINISHED, CHANGES, LOG = "finished.json", "changes.yaml", "log.txt"
 LESSON_OPTIONS = (
     *("verifier", "verifier_dtype", "verifier_quantization"),
     *("temperature", "guidance_layers", "guidance_power"),
+)
+# Options of a benchmark that the verifier's own answers do not depend on.
+DECODER_OPTIONS = (
+    *("decoders", "block_size", "block_sizes", "acceptances", "confidence_threshold", "compile_drafter"),
+    *("speed_dataset", "speed_repeats", "full_token_decoder", "num_traces", "batch_sizes"),
 )
 NEW_PICTURES = 1000  # between the seeds of data of two seeds
 
@@ -163,22 +168,36 @@ class Planner:
         folder = self._folder("benchmarks", told, options, cell.infer)
         if cell.infer:
             options["decoders"]["drafter"] = str(folder / "drafter")
-        options["output"] = str(folder)
+        answers = self._answers(options)
+        options |= {"output": str(folder), "answers_from": str(answers.folder)}
         words = ("benchmark", "--config", str(folder / CHANGES))
         view = (Path(drafter), cell.infer) if cell.infer else None
-        needs = () if start is None else (start,)
+        needs = (answers,) if start is None else (start, answers)
         alone = options.get("speed_prompts", 24) > 0
-        seconds = self._benchmark_seconds(options, len(others) + 2)
+        seconds = self._answers_seconds(options) * (len(others) + 1)
+        seconds += self.base.seconds.start + self._timed_seconds(options) * (len(others) + 2)
         return Job(folder, words, options, needs, seconds, alone, view)
 
-    def _benchmark_seconds(self, options: Mapping[str, Any], decoders: int) -> float:
-        rates, temperatures = self.base.seconds, len(options.get("temperatures", [0, 1]))
+    def _answers(self, options: Mapping[str, Any]) -> Job:
+        """The verifier's own answers, which benchmarks on the same prompts share."""
+        own = {name: value for name, value in options.items() if name not in DECODER_OPTIONS}
+        own |= {"decoders": {}, "speed_prompts": 0}
+        folder = self._folder("answers", f"s{options['seed']}", own)
+        own["output"] = str(folder)
+        seconds = self.base.seconds.start + self._answers_seconds(options)
+        return Job(folder, ("benchmark", "--config", str(folder / CHANGES)), own, seconds=seconds)
+
+    def _answers_seconds(self, options: Mapping[str, Any]) -> float:
+        """Seconds in which one decoder answers all prompts."""
         answers = len(options["dataset"]) * (options.get("num_prompts") or 1000)
+        return len(options.get("temperatures", [0, 1])) * answers * self.base.seconds.answer
+
+    def _timed_seconds(self, options: Mapping[str, Any]) -> float:
+        """Seconds in which one decoder is timed."""
         timed = options.get("speed_prompts", 24) * options.get("speed_repeats", 5)
         timed *= len(options.get("batch_sizes", [1]))
         timed *= 1 if options.get("speed_dataset") else len(options["dataset"])
-        each = answers * rates.answer + timed * rates.timed
-        return rates.start + decoders * temperatures * each
+        return len(options.get("temperatures", [0, 1])) * timed * self.base.seconds.timed
 
     def _folder(self, kind: str, name: str, *parts: Mapping[str, Any]) -> Path:
         text = json.dumps(parts, sort_keys=True).replace(f"{self.output}/", "")

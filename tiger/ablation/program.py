@@ -1,8 +1,14 @@
-"""A program with its output in a file; imports nothing heavy, as each job of submitit imports it."""
+"""Programs with their output in a file; imports nothing heavy, as each job of submitit imports it."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import runpy
 import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
 
 
 def logged(words: list[str], log: str) -> int:
@@ -17,3 +23,29 @@ def logged(words: list[str], log: str) -> int:
     """
     with open(log, "ab") as file:
         return subprocess.run(words, stdout=file, stderr=subprocess.STDOUT).returncode
+
+
+def run_tiger(words: Sequence[str], log: str, environment: Mapping[str, str]) -> None:
+    """Runs `python -m tiger` in this process, which ends when the one that started it does.
+
+    Args:
+        words: Arguments, the verb first.
+        log: File that output is appended to.
+        environment: All environment variables.
+    """
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    os.environ.clear()
+    os.environ.update(environment)
+    with open(log, "ab") as file:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+            os.dup2(file.fileno(), stream.fileno())
+    sys.argv = ["tiger", *words]
+    runpy.run_module("tiger", run_name="__main__", alter_sys=True)  # as a rank that it launches would be run
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)  # not even a training that ignores signals goes on alone

@@ -16,7 +16,7 @@ from tiger.ablation.running import Outcomes, now
 from tiger.ablation.study import Base, Cell, Column, Contrast
 from tiger.evaluation.bootstrap import acceptance_counts, paired_difference
 from tiger.evaluation.cost_model import with_predictions
-from tiger.evaluation.samples import Journal, from_record
+from tiger.evaluation.samples import SAMPLES, Journal, from_record
 from tiger.report.paper_tables import FIGURES
 from tiger.report.tables import markdown
 
@@ -190,7 +190,7 @@ def _paired(plan: Plan, contrast: Contrast, column: Column, base: Base) -> Figur
         assert entry is not None, "the cell has this value"
         wanted = (entry["dataset"], entry["temperature"], entry["decoder"])
         answers = {}
-        for records in Journal(job.folder / "samples.jsonl").cells.values():
+        for records in Journal(job.folder / SAMPLES).cells.values():
             for record in records.values():
                 if wanted == (record["dataset"], record["temperature"], record["decoder"]):
                     answers[record["id"]] = record

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -18,13 +19,19 @@ import yaml
 
 from data_modules.files import write_whole
 from tiger.ablation.jobs import CHANGES, FINISHED, Job
-from tiger.ablation.program import logged
+from tiger.ablation.program import logged, run_tiger
 from tiger.backbones.folders import resolve
 from tiger.drafting.saving import SETTINGS_FILE
 
 Executor = Literal["processes", "local", "slurm"]
 POLL = 0.5  # seconds between looks at what runs
 TAIL = 12  # lines of a log that are shown
+# Jobs are forked from a process that has imported what they need, which takes longer than a small benchmark.
+if sys.platform == "linux":
+    PROCESSES = multiprocessing.get_context("forkserver")
+else:
+    PROCESSES = multiprocessing.get_context("spawn")
+IMPORTED = ["tiger.evaluation.runner", "tiger.training.lightning_cli", "tiger.training", "callbacks"]
 
 
 class Handle(Protocol):
@@ -179,13 +186,20 @@ def command(job: Job) -> list[str]:
     return [sys.executable, "-m", "tiger", *job.words]
 
 
-class Process(subprocess.Popen[bytes]):
+@dataclass
+class Process:
     """A job on this machine."""
+
+    process: BaseProcess
+
+    def poll(self) -> int | None:
+        """Its exit status; None while it runs."""
+        return self.process.exitcode
 
     def terminate(self) -> None:
         """Kills it: a training does not end on request, and goes on as well after a kill."""
-        self.kill()
-        self.wait()
+        self.process.kill()
+        self.process.join()
 
 
 def start_process(job: Job, place: int) -> Process:
@@ -195,8 +209,10 @@ def start_process(job: Job, place: int) -> Process:
         seen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
         names = seen if len(seen) == count and seen[0] else [str(index) for index in range(count)]
         environment["CUDA_VISIBLE_DEVICES"] = names[place % count]
-    with job.log.open("ab") as log:
-        return Process(command(job), stdout=log, stderr=subprocess.STDOUT, env=environment)
+    PROCESSES.set_forkserver_preload(IMPORTED)
+    process = PROCESSES.Process(target=run_tiger, args=(job.words, str(job.log), environment))
+    process.start()
+    return Process(process)
 
 
 def default_workers() -> int:

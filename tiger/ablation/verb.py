@@ -33,15 +33,16 @@ def ablate(
 ) -> list[dict[str, Any]]:
     """Runs the paper's studies on a pair and writes their tables beside the paper's figures.
 
-    Trainings and benchmarks that several cells share run once, those that are finished are skipped, and those
-    that were stopped go on. Trainings run side by side; benchmarks that measure time run alone.
+    Trainings, benchmarks and the verifier's own answers that several cells share run once, those that are
+    finished are skipped, and those that were stopped go on. Trainings run side by side; benchmarks that
+    measure time run alone.
 
     Args:
         study: Names of studies, or `all`.
         base: What all studies share: pair, trainings, benchmark.
         studies: Folder of the studies.
-        output: Folder of the results: `STUDY/metrics.json` and `STUDY/table.md`, and below `trainings`,
-            `lessons` and `benchmarks` one folder for each job with its log.
+        output: Folder of the results: `STUDY/metrics.json` and `STUDY/table.md`, and below `lessons`,
+            `trainings`, `answers` and `benchmarks` one folder for each job with its log.
         dry_run: List jobs, cells and the estimated time, and run nothing.
         seeds: Seeds in place of those of studies and base.
         workers: Jobs at once; null for one per GPU, or one for every two cores.
@@ -127,11 +128,11 @@ def describe(plans: Sequence[Plan], workers: int) -> str:
             done = sum(job.is_finished for job in jobs)
             lines.append(f"  {cell:<22}{done} of {len(jobs)} finished, {jobs[0].name}")
     every = once(job for plan in plans for job in plan.all_jobs)
-    for kind in ("lessons", "trainings", "benchmarks"):
+    for kind in ("lessons", "trainings", "answers", "benchmarks"):
         jobs = [job for job in every if job.folder.parent.name == kind]
         left = [job for job in jobs if not job.is_finished]
         lines.append(f"{kind}: {len(jobs)}, {len(left)} to run, about {_minutes(remaining(jobs))}")
-        if kind != "benchmarks":
+        if kind in {"lessons", "trainings"}:
             lines += [f"  {job.folder.name}" for job in left]
     alone = remaining([job for job in every if job.alone])
     shared = (remaining(every) - alone) / workers

@@ -29,12 +29,20 @@ def environment() -> dict[str, Any]:
         | {"torch": torch.__version__},
         "git": git_state(Path(tiger.__file__).parent),
         "hardware": {
-            "platform": platform.platform(),
+            "platform": " ".join(part for part in (platform.system(), platform.machine(), _cpu()) if part),
             "cpus": os.cpu_count(),
             "threads": torch.get_num_threads(),
             "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         },
     }
+
+
+def _cpu() -> str:
+    """Name of the processor; empty where the system tells none."""
+    known = Path("/proc/cpuinfo")
+    lines = known.read_text().splitlines() if known.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
 
 
 def git_state(folder: Path) -> dict[str, Any]:

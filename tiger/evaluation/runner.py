@@ -21,7 +21,7 @@ from tiger.evaluation import cells as entries
 from tiger.evaluation.cost_model import BASELINE
 from tiger.evaluation.decoders import Decoders, check_models
 from tiger.evaluation.results import write_export, write_results, write_settings
-from tiger.evaluation.samples import Journal
+from tiger.evaluation.samples import SAMPLES, Journal
 from tiger.evaluation.shards import Shards
 from tiger.evaluation.timing import limit_threads
 from tiger.evaluation.tracing import write_traces
@@ -61,6 +61,7 @@ def benchmark(
     compile_drafter: bool = False,
     confidence_threshold: float = 0.0,
     acceptances: dict[str, Acceptance] | None = None,
+    answers_from: Path | None = None,
 ) -> list[dict[str, Any]]:
     """Compares decoders: what is accepted, how fast and good it is, whether the text is the verifier's own.
 
@@ -109,12 +110,14 @@ def benchmark(
             tokens' chances falls below this; 0 drafts whole blocks. With it, larger blocks pay.
         acceptances: `typical_lossy` by decoder: above temperature 0 it accepts what the verifier finds likely
             enough, as Medusa does, so that its answers no longer follow the verifier. All others are exact.
+        answers_from: Folder of another benchmark. What it decoded with the same models, prompts and settings
+            is not decoded again, such as the verifier's own answers when only the drafter differs.
 
     Returns:
         The entries of `metrics.json`; none in processes other than the first.
 
     Raises:
-        FileNotFoundError: If a model folder, a data set or its media are missing.
+        FileNotFoundError: If a model folder, a data set, its media or answers to take over are missing.
         RuntimeError: If a greedy answer differs from the verifier's own by more than a tie of logits; all
             results are written before.
         ValueError: If a setting is out of range, the device is not there, drafter and verifier do not fit, a
@@ -132,6 +135,7 @@ def benchmark(
     options = dict.fromkeys([*names, *([speed_dataset] if speed_dataset else [])], AS_PUBLISHED)
     options |= set_options or {}
     check_models(verifier, drafters)
+    earlier = None if answers_from is None else _journal_of(answers_from)
     sets = [load_set(name, num_prompts, seed, options[name]) for name in names]
     timed = None
     if speed_dataset and speed_prompts:
@@ -147,13 +151,13 @@ def benchmark(
         num_traces,
         seed,
         output,
-        {"num_threads": num_threads, "device": str(place)},
+        {"num_threads": num_threads, "device": str(place), "confidence_threshold": confidence_threshold},
     )
     output.mkdir(parents=True, exist_ok=True)
     with alone(output, "benchmark") if shards.is_first else nullcontext():
         if shards.is_first:
             write_settings(output, arguments)
-        samples = Journal(output / "samples.jsonl", rank=shards.rank)
+        samples = Journal(output / SAMPLES, rank=shards.rank)
         times = Journal(output / "timings.jsonl", "decoder")
         shards.wait()  # all have read the journal, so all see the same prompts as missing
         first = Decoders(
@@ -176,6 +180,9 @@ def benchmark(
             acceptances or {},
         )
         benches = [first, *(replace(first, tasks=tasks, timed=timed or tasks) for tasks in sets[1:])]
+        if earlier is not None:
+            for bench in benches:
+                bench.take(earlier, temperatures, acceptance_batch_size)
         _decode(benches, temperatures, acceptance_batch_size, shards)
         shards.end()
         return _results(benches, how) if shards.is_first else []
@@ -255,6 +262,17 @@ def _decoded(bench: Decoders, name: str, temperature: float, how: _Measurement) 
         | entries.exactness(answers, None if temperature or is_lossy else reference, bench)
         | entries.scores(answers, bench.tasks, points, how.seed)
     )
+
+
+def _journal_of(folder: Path) -> Journal:
+    """The answers of another benchmark.
+
+    Raises:
+        FileNotFoundError: If there are none.
+    """
+    if not (path := folder / SAMPLES).is_file():
+        raise FileNotFoundError(f"answers_from is {folder}, which has no {SAMPLES}; name a benchmark.")
+    return Journal(path)
 
 
 def _check_sets(

@@ -13,6 +13,8 @@ from typing import Any
 from tiger.backbones.folders import commit_of, model_files
 from tiger.decoding.records import Generation, Round
 
+SAMPLES = "samples.jsonl"  # the answers of a benchmark, in its folder
+
 log = logging.getLogger(__name__)
 
 
@@ -94,6 +96,12 @@ class Journal:
     def found(self, key: str) -> set[str]:
         """Identities of the records that a cell has so far."""
         return set(self.cells.get(key, {}))
+
+    def take(self, keys: Iterable[str], other: Journal) -> None:
+        """Takes over records of another journal's cells that are not here; `save` writes them."""
+        for key in keys:
+            if key in other.cells:
+                self.cells[key] = other.cells[key] | self.cells.get(key, {})
 
     def add(self, key: str, records: Iterable[Mapping[str, Any]], of: int, **shared: Any) -> None:
         """Appends records of a cell that is to have `of` of them; `shared` entries go into each."""
