@@ -13,11 +13,16 @@ from tiger.cli import main
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / STUDIES
 DOCS = ROOT / "docs/ablation.md"
+PAPER = STUDIES / "qwen3_vl.yaml"
 
 
 @pytest.fixture(scope="module")
 def plans():
-    planner = Planner(load_base(ROOT / BASE), ROOT / BASE, Path("runs/ablation"))
+    return plans_of(BASE)
+
+
+def plans_of(base):
+    planner = Planner(load_base(ROOT / base), ROOT / base, Path("runs/ablation"))
     found = {}
     for name in study_names(FOLDER):
         study, cells = load_study(name, FOLDER)
@@ -72,27 +77,42 @@ def test_seeds_differ_in_data_and_draws(plans):
 
 def test_every_job_has_a_config_that_its_verb_takes(plans, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
-    jobs = once(
-        job
-        for plan in plans.values()
-        for (_, seed), one in plan.jobs.items()
-        if not seed
-        for job in one.all()
-    )
     tried = set()
-    for job in jobs:
-        changes = tmp_path / "changes.yaml"
-        changes.write_text(yaml.safe_dump(dict(job.changes)))
+    for job in jobs_of_the_first_seed(plans):
         options = tuple(sorted(map(str, dict(job.changes).get("model", {}).get("init_args", {}))))
         recipe = job.words[2] if job.folder.parent.name == "trainings" else job.folder.parent.name
         if (recipe, options) in tried and recipe != "benchmarks":
             continue
         tried.add((recipe, options))
-        words = [str(changes) if word.endswith("changes.yaml") else word for word in job.words]
-        with pytest.raises(SystemExit) as stop:
-            main([*words, "--print_config"])
-        assert stop.value.code == 0, (job.name, capsys.readouterr().err)
+        assert_parses(job, tmp_path, capsys)
     assert len(tried) > 8
+
+
+def test_the_papers_pair_has_a_config_for_every_training(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    plans = plans_of(PAPER)
+    shipped = load_base(ROOT / PAPER)
+    assert shipped.trainings.keys() == load_base(ROOT / BASE).trainings.keys()
+    assert shipped.sets.keys() == load_base(ROOT / BASE).sets.keys()
+    jobs = jobs_of_the_first_seed(plans)
+    recipes = {job.words[2]: job for job in jobs if job.folder.parent.name == "trainings"}
+    assert len(recipes) == len(shipped.trainings)
+    for job in recipes.values():
+        assert_parses(job, tmp_path, capsys)
+
+
+def jobs_of_the_first_seed(plans):
+    jobs = (one for plan in plans.values() for (_, seed), one in plan.jobs.items() if not seed)
+    return once(job for one in jobs for job in one.all())
+
+
+def assert_parses(job, tmp_path, capsys):
+    changes = tmp_path / "changes.yaml"
+    changes.write_text(yaml.safe_dump(dict(job.changes)))
+    words = [str(changes) if word.endswith("changes.yaml") else word for word in job.words]
+    with pytest.raises(SystemExit) as stop:
+        main([*words, "--print_config"])
+    assert stop.value.code == 0, (job.name, capsys.readouterr().err)
 
 
 def test_an_unknown_study_is_refused_with_the_known_ones():

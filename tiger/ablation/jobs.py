@@ -149,7 +149,8 @@ class Planner:
         own = {"data": changes["data"], "model": {"init_args": kept}}
         folder = self._folder("lessons", "kd", whole, own)
         kept["teacher_cache"] = str(folder / "cache")
-        count = whole["data"]["init_args"]["num_train"]
+        data = whole["data"]["init_args"]  # a mixture of a folder is counted as the examples of the training
+        count = data.get("num_train", whole["trainer"].get("max_steps", 0) * data.get("batch_size", 1))
         words = ("data", "cache-teacher", "--config", str(config), "--config", str(folder / CHANGES))
         seconds = self.base.seconds.start + count * self.base.seconds.lesson
         return Job(folder, words, own, seconds=seconds)
