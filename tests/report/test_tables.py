@@ -87,3 +87,8 @@ def test_difference_verdict(low, high, verdict):
     row = tables.difference_row(difference)
     assert row[:2] == ["tiger − kd", "0"]
     assert row[3] == verdict
+
+
+def test_figures_of_a_paper_have_the_decimals_of_their_column():
+    rows = [{"label": "a", "values": {"x": 1.7, "y": 2}}, {"label": "b", "values": {"x": 1.77}}]
+    assert tables.paper_texts(rows) == {"a": {"x": "1.70", "y": "2"}, "b": {"x": "1.77"}}

@@ -18,7 +18,7 @@ from tiger.evaluation.bootstrap import acceptance_counts, paired_difference
 from tiger.evaluation.cost_model import with_predictions
 from tiger.evaluation.samples import SAMPLES, Journal, from_record
 from tiger.report.paper_tables import FIGURES
-from tiger.report.tables import markdown
+from tiger.report.tables import markdown, paper_texts
 
 # Student's t, 97.5 %, with 1, 2, ... degrees of freedom; beyond, the last one is a little too wide.
 STUDENT = (
@@ -270,7 +270,7 @@ def table(metrics: Figure) -> str:
 def _rows(metrics: Figure) -> tuple[list[str], list[list[str]]]:
     """Headings and rows: each column of ours, with the paper's beside it where it has one."""
     paper = metrics["paper"] or {"rows": []}
-    theirs = {row["label"]: row["values"] for row in paper["rows"]}
+    theirs = paper_texts(paper["rows"])
     shown: list[tuple[str, Figure | None, str]] = []
     labels = [column["label"] for column in metrics["columns"]]
     for column in metrics["columns"]:
@@ -288,13 +288,14 @@ def _rows(metrics: Figure) -> tuple[list[str], list[list[str]]]:
 
 
 def _name(cell: Figure) -> str:
-    name = f"{cell['group']}: {cell['label']}" if cell["group"] else str(cell["label"])
+    group = cell["group"] or ""
+    name = cell["label"] if cell["label"].startswith(group) else f"{group}: {cell['label']}"
     return name if cell["status"] == "finished" else f"{name} ({cell['status']})"
 
 
-def _shown(values: Figure, own: Figure, column: Figure | None, label: str) -> str:
+def _shown(values: Figure, own: Mapping[str, str], column: Figure | None, label: str) -> str:
     if column is None:
-        return str(own.get(label, "–"))
+        return own.get(label, "–")
     return _text(values[column["key"]], column["digits"]) if column["key"] in values else "–"
 
 

@@ -27,7 +27,7 @@ class AcceptanceMetrics(Metric):
     - `p_accept_ge` = {n: #{i: A_i >= n} / M} for n = 1..block_size; empty without rounds,
     - `accept_rate_by_position` = {n: #{A_i >= n} / #{rounds in which position n was judged}}: the chance that
       token n (of a tree: one of the tokens at depth n) is kept once its predecessors were; positions behind
-      the end of an answer, and behind the leaves of a tree, are not judged,
+      the end of an answer, of a chain that ended early, and behind the leaves of a tree, are not judged,
     - `rounds` = M and `verifier_passes`, which adds one pass per token for answers made without rounds,
     - `rounds_per_token` = verifier passes / (N - R): 1 for autoregressive decoding (lower is better),
     - `rounds_per_token_paper` = 1 / \bar A: the paper's N / \bar A per token, which forgets the bonus,

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tiger.report.page_tables import Cell, Table, Value, with_interval
-from tiger.report.tables import side_of_zero
+from tiger.report.tables import paper_texts, side_of_zero
 
 
 def study_tables(content: Mapping[str, Any]) -> list[Table]:
     """The table of a study, the paper's where the pair is another one, and the contrasts."""
     paper = content["paper"]
     is_same = paper is not None and paper["pair"] == content["pair"]
-    beside = {row["label"]: row["values"] for row in paper["rows"]} if is_same else {}
+    beside = paper_texts(paper["rows"]) if is_same else {}
     found = [_study_table(content, beside, f"Paper, {paper['source']}" if is_same else "")]
     if paper is not None and not is_same:
         found.append(_paper_table(paper))
@@ -22,7 +22,7 @@ def study_tables(content: Mapping[str, Any]) -> list[Table]:
     return found
 
 
-def _study_table(content: Mapping[str, Any], beside: Mapping[str, Mapping[str, Any]], source: str) -> Table:
+def _study_table(content: Mapping[str, Any], beside: Mapping[str, Mapping[str, str]], source: str) -> Table:
     columns = content["columns"]
     shown = [column["label"] for column in columns if any(column["label"] in row for row in beside.values())]
     best = {column["key"]: _best_cell(content["cells"], column) for column in columns}
@@ -32,7 +32,7 @@ def _study_table(content: Mapping[str, Any], beside: Mapping[str, Mapping[str, A
         for column in columns:
             row.append(_study_value(cell, column, best[column["key"]] == cell["name"]))
             if column["label"] in shown:
-                row.append(Value(_plain(beside.get(cell["label"], {}).get(column["label"]))))
+                row.append(Value(beside.get(cell["label"], {}).get(column["label"], "–")))
         rows.append(row)
     headings = ["Cell"]
     for column in columns:
@@ -67,17 +67,13 @@ def _best_cell(cells: Sequence[Cell], column: Cell) -> str | None:
 def _paper_table(paper: Mapping[str, Any]) -> Table:
     labels = list(dict.fromkeys(label for row in paper["rows"] for label in row["values"]))
     rows = [
-        [Value(row["label"]), *(Value(_plain(row["values"].get(label))) for label in labels)]
-        for row in paper["rows"]
+        [Value(name), *(Value(texts.get(label, "–")) for label in labels)]
+        for name, texts in paper_texts(paper["rows"]).items()
     ]
     title = f"The paper's, {paper['source']}: {paper['pair']}"
     return Table(
         ["Cell", *labels], rows, title, "Another pair: compare the order of the rows, not the figures."
     )
-
-
-def _plain(value: Any) -> str:
-    return "–" if value is None else f"{value:g}" if isinstance(value, int | float) else str(value)
 
 
 def _contrast_table(content: Mapping[str, Any]) -> Table:

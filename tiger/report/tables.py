@@ -130,3 +130,20 @@ def _flatten(cell: Cell) -> dict[str, Any]:
         else:
             row[name] = value
     return row
+
+
+def paper_texts(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
+    """A paper's figures by row and column, with as many decimals as the longest of their column.
+
+    Args:
+        rows: Rows with `label` and `values` by column.
+    """
+    lengths: dict[str, int] = {}
+    for row in rows:
+        for column, value in row["values"].items():
+            decimals = len(f"{value:g}".partition(".")[2])
+            lengths[column] = max(decimals, lengths.get(column, 0))
+    return {
+        row["label"]: {column: f"{value:.{lengths[column]}f}" for column, value in row["values"].items()}
+        for row in rows
+    }

@@ -118,6 +118,7 @@ def set_weights(head: DraftHead, weights: dict[str, Tensor], file: Path) -> None
         raise ValueError(
             f"{file} does not fit a {head.method!r} head with {head.settings} for this verifier: "
             f"{'; '.join(wrong[:4])}. Take weights and settings from one folder, name the verifier that "
-            "it was trained with, and start training from a head of the same method and options."
+            "it was trained with, and start training from a head of the same method and options. A head that "
+            "an earlier version saved with other parts has to be trained again."
         )
     head.load_state_dict(weights)
