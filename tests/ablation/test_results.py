@@ -105,7 +105,7 @@ def test_table_shows_the_paper_beside_ours_and_what_failed(tmp_path):
     text = table(metrics)
     assert "| cell a | 5.00 [4.00, 6.00] | 4.2 | 1 |" in text
     assert "| cell b (failed) | – | – | – |" in text
-    assert "| elsewhere | – | 9 | – |" in text
+    assert "| elsewhere | – | 9.0 | – |" in text
     assert str(broken.log) in text
     write_study(tmp_path / "toy", metrics)
     assert json.loads((tmp_path / "toy" / "metrics.json").read_text())["study"] == "toy"
