@@ -28,7 +28,8 @@ def entry(acclen, **changes):
 
 def finished(folder, entries):
     folder.mkdir(parents=True)
-    (folder / FINISHED).write_text("{}")
+    (folder / FINISHED).write_text(json.dumps({"finished": "2026-01-01T00:01:00+00:00", "seconds": 60}))
+    (folder / "settings.json").write_text(json.dumps({"provenance": RECORD}))
     (folder / "metrics.json").write_text(json.dumps(entries))
     return Job(folder, ("benchmark",), {})
 
@@ -70,6 +71,8 @@ def test_seeds_are_merged_and_paired(tmp_path):
     assert difference["high"] - difference["mean"] == pytest.approx(spread, rel=1e-3)
     assert [e["seed"] for e in metrics["cells"][0]["entries"]] == [0, 1, 2]
     assert metrics["provenance"]["hardware"] == "2 CPU cores, no GPU, Linux"
+    assert metrics["provenance"]["started"] == "2026-01-01T00:00:00+00:00"
+    assert metrics["provenance"]["commit"] == "a" * 40
 
 
 def test_one_seed_keeps_the_interval_of_the_benchmark(tmp_path):

@@ -11,7 +11,8 @@ from tiger.evaluation.cost_model import predicted_speedup
 from tiger.report.cost_line import cost_line
 from tiger.report.key_figures import Figure, changes
 from tiger.report.plots import pareto
-from tiger.report.sources import find_sources
+from tiger.report.sources import CHANGES, find_sources
+from tiger.report.study_tables import study_result
 
 PAGES = ("index", "bench", "bars", "line", "histogram", "scatter", "training")
 STYLE = "tiger/report/templates/style.css"
@@ -57,7 +58,37 @@ def test_runs_below_a_benchmark_are_found_and_those_below_a_study_are_not(tmp_pa
     write_study(tmp_path / "ablation" / "sparsity")
     write_run(tmp_path / "ablation" / "sparsity" / "k8")
     write_study(tmp_path / "again" / "sparsity")
+    write_benchmark(tmp_path / "again" / "job")
+    (tmp_path / "again" / "job" / CHANGES).touch()
     assert list(find_sources([tmp_path])) == ["sparsity", "again/sparsity", "demo", "kd"]
+    assert list(find_sources([tmp_path / "again" / "job"])) == ["job"]
+
+
+def test_a_study_in_a_line():
+    cells = [
+        {"name": name, "label": name.upper(), "values": {"speed": {"mean": 1.0}, "acclen": {"mean": mean}}}
+        for name, mean in (("a", 2.0), ("b", 5.126), ("c", None))
+    ]
+    columns = [
+        {"key": "speed", "label": "Speed", "digits": 1},
+        {"key": "acclen", "label": "AccLen", "digits": 2},
+    ]
+    content = {"contrasts": [], "plot": {"y": "acclen"}, "columns": columns, "cells": cells}
+    assert study_result(content) == "AccLen 2.00 (A) to 5.13 (B)"
+    contrast = {
+        "label": "b over a",
+        "left": "b",
+        "right": "a",
+        "key": "acclen",
+        "mean": 3.1,
+        "low": -1,
+        "high": 4,
+    }
+    content["contrasts"] = [contrast]
+    assert study_result(content) == "No contrast is clear: each interval includes zero."
+    content["contrasts"] = [contrast | {"low": 2.0}, contrast, contrast | {"label": "c", "low": 3.0}]
+    assert study_result(content) == "b over a +3.10 AccLen [+2.00, +4.00]; c +3.10 AccLen [+3.00, +4.00]"
+    assert study_result(content | {"contrasts": [], "cells": cells[2:]}) == "Nothing to compare yet."
 
 
 def test_pages_are_self_contained(pages):

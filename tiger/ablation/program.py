@@ -41,6 +41,7 @@ def run_tiger(words: Sequence[str], log: str, environment: Mapping[str, str]) ->
             stream.flush()
             os.dup2(file.fileno(), stream.fileno())
     sys.argv = ["tiger", *words]
+    sys.orig_argv = [sys.executable, "-m", "tiger", *words]  # which provenance shows
     runpy.run_module("tiger", run_name="__main__", alter_sys=True)  # as a rank that it launches would be run
 
 

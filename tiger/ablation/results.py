@@ -7,15 +7,17 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from data_modules.files import write_whole
-from tiger.ablation.jobs import Job, Plan
-from tiger.ablation.running import Outcomes, now
+from tiger.ablation.jobs import FINISHED, Job, Plan
+from tiger.ablation.running import Outcomes
 from tiger.ablation.study import Base, Cell, Column, Contrast
 from tiger.evaluation.bootstrap import acceptance_counts, paired_difference
 from tiger.evaluation.cost_model import with_predictions
+from tiger.evaluation.results import SETTINGS
 from tiger.evaluation.samples import SAMPLES, Journal, from_record
 from tiger.report.paper_tables import FIGURES
 from tiger.report.tables import markdown, paper_texts
@@ -36,7 +38,7 @@ def collect(plan: Plan, base: Base, outcomes: Outcomes, record: Mapping[str, Any
         plan: The study.
         base: What all studies share.
         outcomes: What failed.
-        record: Provenance of this process.
+        record: Provenance of this process, which counts while no benchmark is finished.
         command: What runs the study again.
     """
     study = plan.study
@@ -54,11 +56,6 @@ def collect(plan: Plan, base: Base, outcomes: Outcomes, record: Mapping[str, Any
     for column in study.columns:
         if column.relative_to is not None:
             _divide(cells, column)
-    hashes = sorted(job.config_hash for job in plan.jobs.values())
-    times = {"started": outcomes.started, "finished": now()}
-    provenance = {"commit": record["git"].get("commit"), "dirty": record["git"].get("dirty")}
-    provenance |= {"config_hash": _digest(hashes), "versions": record["versions"]} | times
-    provenance |= {"hardware": _hardware(record["hardware"])}
     return {
         "study": plan.name,
         "title": study.title,
@@ -68,9 +65,9 @@ def collect(plan: Plan, base: Base, outcomes: Outcomes, record: Mapping[str, Any
         "pair": base.pair,
         "sets": _sets(plan, base),
         "seeds": list(plan.seeds),
-        "provenance": provenance,
-        "columns": [_heading(column) for column in study.columns],
-        "plot": {"kind": None, "x": None, "y": None, "series": None} | study.plot,
+        "provenance": _provenance(plan, record),
+        "columns": [_heading(column, base) for column in study.columns],
+        "plot": dict.fromkeys(("kind", "x", "y", "series", "axis")) | study.plot,
         "cells": cells,
         "paper": study.paper,
         "contrasts": _contrasts(plan, cells, base),
@@ -100,12 +97,15 @@ def student_interval(values: Sequence[float]) -> tuple[float, float, float]:
 
 def find(entries: Sequence[Figure], column: Column, cell: Cell, base: Base) -> Figure | None:
     """The entry of a benchmark that a column reads for a cell, the first that fits."""
-    where = cell.where | column.where
-    if "dataset" in where:
-        where["dataset"] = base.sets.get(where["dataset"], where["dataset"])
-    where["decoder"] = column.decoder
+    where = _where(cell.where | column.where, base) | {"decoder": column.decoder}
     fits = (entry for entry in entries if all(entry.get(key) == value for key, value in where.items()))
     return next(fits, None)
+
+
+def _where(where: Mapping[str, Any], base: Base) -> Figure:
+    """A condition on entries, with the set that stands for a study's."""
+    named = where.get("dataset")
+    return dict(where) if named is None else {**where, "dataset": base.sets.get(named, named)}
 
 
 def _entries(job: Job, seed: int) -> list[Figure]:
@@ -203,6 +203,26 @@ def _paired(plan: Plan, contrast: Contrast, column: Column, base: Base) -> Figur
     return {"mean": interval.value, "low": interval.low, "high": interval.high, "interval": "bootstrap"}
 
 
+def _provenance(plan: Plan, record: Mapping[str, Any]) -> Figure:
+    """Where figures come from: code, versions and machine of the benchmarks, times of all jobs."""
+    done = [job for job in plan.all_jobs if job.is_finished]
+    notes = [json.loads((job.folder / FINISHED).read_text()) for job in done]
+    ends = [datetime.fromisoformat(note["finished"]) for note in notes]
+    starts = [end - timedelta(seconds=note["seconds"]) for end, note in zip(ends, notes, strict=True)]
+    files = [job.folder / SETTINGS for job in plan.jobs.values() if job.is_finished]
+    records = [json.loads(file.read_text())["provenance"] for file in files] or [record]
+    commits = sorted({found["git"].get("commit") or "unknown" for found in records})
+    return {
+        "commit": ", ".join(commits),
+        "dirty": any(found["git"].get("dirty") for found in records),
+        "config_hash": _digest(sorted(job.config_hash for job in plan.jobs.values())),
+        "versions": records[-1]["versions"],
+        "started": min(starts).isoformat(timespec="seconds") if starts else None,
+        "finished": max(ends).isoformat(timespec="seconds") if ends else None,
+        "hardware": "; ".join(sorted({_hardware(found["hardware"]) for found in records})),
+    }
+
+
 def _sets(plan: Plan, base: Base) -> dict[str, str]:
     """What stands for the sets that a study names."""
     options = base.benchmark | plan.study.benchmark
@@ -217,13 +237,14 @@ def _culprit(job: Job, outcomes: Outcomes) -> Job:
     return _culprit(broken[0], outcomes) if broken else job
 
 
-def _heading(column: Column) -> Figure:
+def _heading(column: Column, base: Base) -> Figure:
     title, digits = USUAL.get(column.value or column.key, (column.key, 2))
     return {
         "key": column.key,
         "label": column.label or title,
         "digits": digits if column.digits is None else column.digits,
         "higher_is_better": column.higher_is_better,
+        "where": _where(column.where, base),
     }
 
 
@@ -264,7 +285,7 @@ def table(metrics: Figure) -> str:
         text += "\n" + markdown(["Contribution", "Cells", "Of", "Difference [95 %]"], rows)
     failed = [cell for cell in metrics["cells"] if cell["status"] == "failed"]
     text += "".join(f"\n{cell['label']} failed, see `{cell['log']}`.\n" for cell in failed)
-    return text + f"\n`{metrics['command']}`, commit {(metrics['provenance']['commit'] or 'unknown')[:12]}\n"
+    return text + f"\n`{metrics['command']}`, commit {metrics['provenance']['commit'][:12]}\n"
 
 
 def _rows(metrics: Figure) -> tuple[list[str], list[list[str]]]:

@@ -53,11 +53,9 @@ class Outcomes:
 
     Attributes:
         failed: Why a job has no result: its log's last lines, or the job that it needed.
-        started: When this run began.
     """
 
     failed: dict[Path, str] = field(default_factory=dict)
-    started: str = field(default_factory=lambda: now())
 
     def status(self, job: Job) -> str:
         """`finished`, `failed` or `missing`."""

@@ -142,7 +142,7 @@ class Study:
         benchmark: Options of `benchmark` that differ from the base's.
         seeds: Seeds in place of the base's.
         contrasts: Differences of cells.
-        plot: How a report draws it: `kind`, `x`, `y`, `series`.
+        plot: How a report draws it: `kind`, `x`, `y`, `series`, and `axis`, the name of a line's axis.
         paper: The paper's figures: `source`, `pair` and `rows` of `label` and `values` by column label.
         notes: What to know when reading it.
     """

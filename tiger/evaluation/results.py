@@ -16,11 +16,13 @@ from tiger.evaluation.provenance import environment
 from tiger.evaluation.samples import write_atomic
 from tiger.report import paper_tables, tables
 
+SETTINGS = "settings.json"  # arguments and provenance of a benchmark, in its folder
+
 
 def write_settings(output: Path, arguments: Mapping[str, Any]) -> None:
     """Writes the arguments of a benchmark, and where and with what it runs."""
     record = {"arguments": arguments, "provenance": environment()}
-    write_atomic(output / "settings.json", json.dumps(record, indent=1, default=_plain) + "\n")
+    write_atomic(output / SETTINGS, json.dumps(record, indent=1, default=_plain) + "\n")
 
 
 def _plain(value: Any) -> Any:

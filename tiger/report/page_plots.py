@@ -90,7 +90,8 @@ def study_plots(content: Mapping[str, Any]) -> list[Plot]:
     looks = {look.label: look for look in series([cell["label"] for cell in content["cells"]])}
     cells = [cell for cell in content["cells"] if cell["status"] == "finished"]
     if plot.get("kind") == "histogram":
-        shares = {looks[cell["label"]]: share for cell in cells if (share := _pooled(cell["entries"]))}
+        where = next((c.get("where") for c in content["columns"] if c["key"] == plot.get("y")), None) or {}
+        shares = {looks[cell["label"]]: share for cell in cells if (share := _pooled(cell["entries"], where))}
         return [survival(shares)] if shares else []
     key, across = plot.get("y") or "", plot.get("x") or ""
     known = [cell for cell in cells if (cell["values"].get(key) or {}).get("mean") is not None]
@@ -98,7 +99,9 @@ def study_plots(content: Mapping[str, Any]) -> list[Plot]:
         return []
     title = labels[key]
     if plot["kind"] == "line":
-        return [curves(title, _lines(known, key, plot["series"]), (_axis(known), labels[key]))]
+        return [
+            curves(title, _lines(known, key, plot["series"]), (plot.get("axis") or _axis(known), labels[key]))
+        ]
     if plot["kind"] == "scatter":
         points = {
             looks[cell["label"]]: (cell["values"][across]["mean"], cell["values"][key]["mean"])
@@ -137,9 +140,11 @@ def _lines(cells: Sequence[Cell], key: str, series_key: str | None) -> dict[str,
     return lines
 
 
-def _pooled(entries: Sequence[Cell]) -> dict[str, float]:
-    """P(A >= n) over the rounds of all seeds, at the lowest temperature that was measured."""
-    drafted = [entry for entry in entries if is_drafted(entry)]
+def _pooled(entries: Sequence[Cell], where: Mapping[str, Any]) -> dict[str, float]:
+    """P(A >= n) over the rounds of all seeds: of the first set and lowest temperature a column reads."""
+    drafted = [
+        e for e in entries if is_drafted(e) and all(e.get(key) == value for key, value in where.items())
+    ]
     lowest = min((entry["temperature"] for entry in drafted), default=None)
     first = [entry for entry in drafted if entry["temperature"] == lowest]
     first = [entry for entry in first if entry["dataset"] == first[0]["dataset"]]

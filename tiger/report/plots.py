@@ -15,6 +15,7 @@ from tiger.report.vector_graphics import CARD, INK, SOFT, Plot, Series, drawing,
 Cell = Mapping[str, Any]
 Point = tuple[float, float]
 BEST_SCORE = 100  # of all metrics but CIDEr
+FEW = 8  # places on an axis that are all named
 MOST_POINTS = 240  # of a curve; longer ones are averaged
 
 
@@ -123,6 +124,9 @@ def curves(title: str, groups: Mapping[str, Sequence[Mapping[str, Any]]], labels
             axes.fill_between(x, low, high, color=look.line["color"], alpha=0.16, linewidth=0)
             axes.plot(x, [point["mean"] for point in points], **look.line)
         axes.set(xlabel=labels[0], ylabel=labels[1])
+        places = sorted({float(point["x"]) for points in groups.values() for point in points})
+        if len(places) <= FEW:
+            axes.set_xticks(places, [f"{place:g}" for place in places])
         note = "Band: 95 % interval."
         return Plot(title, to_svg(figure, title), looks if len(looks) > 1 else (), note)
 

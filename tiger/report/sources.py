@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tiger.ablation.jobs import CHANGES
+
 METRICS = "metrics.json"
 EVENTS = "events.out.tfevents.*"
 DEPTH = 2  # folders below the given one that are looked into
@@ -91,7 +93,7 @@ def find_sources(folders: Sequence[Path]) -> dict[str, Source]:
 
     Args:
         folders: Folders of results. One that holds several is searched, two levels deep; what lies below a
-            study belongs to it.
+            study, and the jobs of studies, belong to these.
 
     Raises:
         FileNotFoundError: If a folder is missing, or nothing readable is in it.
@@ -129,7 +131,7 @@ def _search(folder: Path, depth: int) -> list[Source]:
     elif any(folder.glob(EVENTS)):
         own.append(_run(folder))
     if depth and not any(isinstance(source, Study) for source in own):
-        below = sorted(path for path in folder.iterdir() if path.is_dir())
+        below = sorted(path for path in folder.iterdir() if path.is_dir() and not (path / CHANGES).is_file())
         own += [source for path in below for source in _search(path, depth - 1)]
     return own
 

@@ -28,7 +28,8 @@ def _study_table(content: Mapping[str, Any], beside: Mapping[str, Mapping[str, s
     best = {column["key"]: _best_cell(content["cells"], column) for column in columns}
     rows = []
     for cell in content["cells"]:
-        row = [Value(cell["label"], cell["group"] or "")]
+        group = cell["group"] or ""
+        row = [Value(cell["label"], "" if cell["label"].startswith(group) else group)]
         for column in columns:
             row.append(_study_value(cell, column, best[column["key"]] == cell["name"]))
             if column["label"] in shown:
@@ -94,18 +95,26 @@ def contrast_values(content: Mapping[str, Any], row: Cell) -> list[Value]:
 
 
 def study_result(content: Mapping[str, Any]) -> str:
-    """A study in a line: its clearest contrast, or else its best cell."""
+    """A study in a line: its clear contrasts, or else the range of the figure that it is drawn by."""
     known = [row for row in content["contrasts"] if row["mean"] is not None]
     clear = [row for row in known if row["low"] is not None and (row["low"] > 0 or row["high"] < 0)]
     if clear:
-        row = max(clear, key=lambda row: abs(row["mean"]))
-        figure, difference, _ = contrast_values(content, row)
-        return f"{row['label']}: {difference.text} {figure.text} {difference.note}".strip()
+        return "; ".join(_contrast_text(content, row) for row in clear)
     if known:
         return "No contrast is clear: each interval includes zero."
-    column = content["columns"][0]
-    name = _best_cell(content["cells"], column)
-    cell = next((cell for cell in content["cells"] if cell["name"] == name), None)
-    if cell is None:
+    drawn = (content["plot"] or {}).get("y")
+    columns = content["columns"]
+    column = next((column for column in columns if column["key"] == drawn), columns[0])
+    means = {cell["name"]: (cell["values"].get(column["key"]) or {}).get("mean") for cell in content["cells"]}
+    found = {name: mean for name, mean in means.items() if mean is not None}
+    if not found:
         return "Nothing to compare yet."
-    return f"Best: {cell['label']}, {column['label']} {_study_value(cell, column, True).text}"
+    labels = {cell["name"]: cell["label"] for cell in content["cells"]}
+    ends = (min(found, key=found.__getitem__), max(found, key=found.__getitem__))
+    low, high = (f"{found[name]:.{column['digits']}f} ({labels[name]})" for name in ends)
+    return f"{column['label']} {low} to {high}"
+
+
+def _contrast_text(content: Mapping[str, Any], row: Cell) -> str:
+    figure, difference, _ = contrast_values(content, row)
+    return f"{row['label']} {difference.text} {figure.text} {difference.note}".strip()
