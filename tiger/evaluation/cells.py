@@ -22,6 +22,7 @@ from tiger.evaluation.timing import Timing
 from tiger.metrics.acceptance import AcceptanceMetrics
 
 COMPARISONS = (("kd", "vanilla"), ("tiger", "kd"), ("tiger", "kd_continued"))
+FEWEST_GROUPS = 4  # of prompts that an interval of a speedup is drawn from
 GIB = 1 << 30
 
 
@@ -115,11 +116,12 @@ def speed(timings: Mapping[str, Timing], name: str, full_token: str, seed: int =
     rounds = max(timing.rounds, 1)
     full = timings.get(full_token)
     speedup = speedup_interval(timing.work, timings[BASELINE].work, seed=seed)
+    is_resampled = len(timing.work) >= FEWEST_GROUPS
     return {
         "tokens_per_second": timing.tokens_per_second,
         "speedup": speedup.value,
-        "speedup_low": speedup.low,
-        "speedup_high": speedup.high,
+        "speedup_low": speedup.low if is_resampled else None,
+        "speedup_high": speedup.high if is_resampled else None,
         "latency_s": timing.latency,
         "first_token_s": timing.first_token,
         "other_share": timing.other_share,
