@@ -1,6 +1,7 @@
 import json
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 from browser import HOSTILE, assert_self_contained, needs_browser, visit
@@ -15,6 +16,7 @@ from tiger.report.sources import CHANGES, find_sources
 from tiger.report.study_tables import study_result
 
 PAGES = ("index", "bench", "bars", "line", "histogram", "scatter", "training")
+ROOT = Path(__file__).parents[2]
 STYLE = "tiger/report/templates/style.css"
 LOOK = """
   seen.bold = document.querySelectorAll("b").length;
@@ -243,3 +245,12 @@ def test_errors_say_what_was_looked_for(folders, tmp_path):
     write_benchmark(tmp_path / "old", settings=False)
     with pytest.raises(ValueError, match="does not say which drafters"):
         main(["report", str(tmp_path / "old"), *output, "--traces", "1"])
+
+
+def test_the_example_in_the_documentation_is_whole():
+    pages = {page.name: page.read_text() for page in (ROOT / "docs/example_report").glob("*.html")}
+    linked = {link for text in pages.values() for link in re.findall(r'href="([^"#]+[.]html)', text)}
+    assert {"components.html", "methods-rounds.html", "training.html"} <= linked <= pages.keys()
+    for text in pages.values():
+        assert_self_contained(text)
+        assert str(Path.home()) not in text
