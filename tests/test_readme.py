@@ -33,7 +33,7 @@ def test_generate(tmp_path, monkeypatch, capsys):
     words = [str(ROOT / word) if word.startswith("docs/") else word for word in TIGER[0]]
     answer = main(words)
     assert answer.text in capsys.readouterr().out
-    assert (tmp_path / "page.html").stat().st_size > 10_000
+    assert (tmp_path / "runs/page.html").stat().st_size > 10_000
 
 
 def test_benchmark(tmp_path, monkeypatch):

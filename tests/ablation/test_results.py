@@ -22,7 +22,7 @@ RECORD = {
 def entry(acclen, **changes):
     row = {"decoder": "drafter", "dataset": "synthetic", "temperature": 0.0, "batch_size": 1}
     row |= {"acclen": acclen, "acclen_low": acclen - 1, "acclen_high": acclen + 1, "speedup": 2.0}
-    row |= {"p_accept_ge": {"2": 0.5}, "phase_ms": None}
+    row |= {"p_accept_ge": {"2": 0.5}, "phase_ms": None, "num_prompts": 80}
     return row | changes
 
 

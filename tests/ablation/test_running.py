@@ -25,6 +25,7 @@ from tiger.ablation.running import (
     starter,
     view_drafter,
 )
+from tiger.ablation.study import BASE, STUDIES
 from tiger.cli import main
 from tiger.drafting.saving import load_drafter
 
@@ -123,6 +124,7 @@ def test_a_program_that_ignores_a_request_is_ended(tmp_path, monkeypatch):
     while not Path("on").exists():
         assert process.poll() is None
     process.terminate()
+    process.process.join(10)
     assert process.poll() == -9
 
 
@@ -336,6 +338,49 @@ def test_signals_end_a_run_in_order(toy, tmp_path, monkeypatch, number):
     assert signal.getsignal(number) == signal.SIG_DFL
 
 
-def test_options_are_checked(toy):
+def test_options_are_checked(toy, tmp_path):
     with pytest.raises(ValueError, match="workers is 0"):
         main([*toy, "--workers=0"])
+    for seeds in ("[0, 0]", "[]"):
+        with pytest.raises(ValueError, match="give one or more, each once"):
+            main([*toy, f"--seeds={seeds}"])
+    cell = tmp_path / "studies/toy/k8.yaml"
+    cell.write_text("label: K = 8\ninfer: {num_routd: 6}\n")
+    with pytest.raises(
+        ValueError, match=r"k8\.yaml: infer sets num_routd; a drafter's settings are .*num_routed"
+    ):
+        main(toy)
+    study = tmp_path / "studies/toy/study.yaml"
+    study.write_text(TOY_STUDY + "plot: {kind: bars, x: label, y: acclem}\n")
+    with pytest.raises(ValueError, match="the plot shows 'acclem'; columns are acclen, speedup"):
+        main(toy)
+
+
+def test_the_command_of_a_study_names_what_is_not_usual():
+    seeds = [0, 1]
+    assert verb._command("gamma", BASE, STUDIES, verb.OUTPUT, None) == "make ablation STUDY=gamma"
+    found = verb._command("gamma", Path("my.yaml"), STUDIES, Path("out"), seeds)
+    assert found == "python -m tiger ablate gamma --base my.yaml --output out --seeds '[0, 1]'"
+
+
+NO_GUARD = """
+import os
+from pathlib import Path
+from tiger.ablation.jobs import Job
+from tiger.ablation.running import Outcomes, run, start_process
+outcomes = Outcomes()
+job = Job(Path("out/trainings/a"), ("--version",), {})
+run([job], start_process, 1, outcomes)
+print(outcomes.failed)
+"""
+
+
+def test_a_script_without_a_guard_runs_jobs_and_closed_outputs_do_no_harm(tmp_path):
+    (tmp_path / "script.py").write_text(NO_GUARD)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = f"exec {sys.executable} script.py >&-"
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
+    )
+    assert (tmp_path / "out/trainings/a" / FINISHED).is_file(), done.stderr
+    assert (tmp_path / "out/trainings/a/log.txt").read_text() == f"tiger {tiger.__version__}\n"

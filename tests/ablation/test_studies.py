@@ -1,6 +1,7 @@
 """Every shipped study can be read, planned and run."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,18 @@ def assert_parses(job, tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         main([*words, "--print_config"])
     assert stop.value.code == 0, (job.name, capsys.readouterr().err)
+
+
+def test_options_of_sets_go_to_the_benchmarks_that_read_them():
+    base = load_base(ROOT / BASE)
+    sets = {"synthetic_long": {"judge": None}, "synthetic_sign": {"judge": None}}
+    base = replace(base, benchmark=base.benchmark | {"set_options": sets})
+    planner = Planner(base, ROOT / BASE, Path("runs/ablation"))
+    plan = make_plan("sparsity", *load_study("sparsity", FOLDER), planner, FOLDER / "sparsity")
+    job = plan.jobs["k8", 0]
+    answers = next(need for need in job.needs if need.folder.parent.name == "answers")
+    assert job.changes["set_options"].keys() == {"synthetic_long"}
+    assert not answers.changes["set_options"]
 
 
 def test_an_unknown_study_is_refused_with_the_known_ones():

@@ -182,7 +182,7 @@ def test_only_what_is_missing_is_decoded(done, pair, tmp_path, monkeypatch):
     assert {cell["speedup"] for cell in again} == {None}
 
 
-def test_answers_of_another_benchmark_are_taken_over(done, pair, tmp_path, monkeypatch):
+def test_answers_of_another_benchmark_are_taken_over(done, pair, tmp_path, monkeypatch, capsys):
     cells, output = done
     built = []
     build = decoders_module.Decoders.build
@@ -195,6 +195,15 @@ def test_answers_of_another_benchmark_are_taken_over(done, pair, tmp_path, monke
     assert built == [("vanilla", 0.0), ("vanilla", 1.0)]  # it drafts otherwise than there
     taken = {(c["decoder"], c["temperature"]): c["acclen"] for c in cells}
     assert [c["acclen"] for c in again if c["decoder"] == "same"] == [taken["tiger", t] for t in (0.0, 1.0)]
+    damaged = tmp_path / "damaged"
+    damaged.mkdir()
+    lines = (output / "samples.jsonl").read_text().replace('"tokens"', '"no_tokens"', 1)
+    (damaged / "samples.jsonl").write_text(lines)
+    capsys.readouterr()
+    run(pair, tmp_path / "other", answers_from=damaged, **changes)
+    assert (
+        "15 answers are taken from" in capsys.readouterr().out
+    )  # of four prompts, two decoders, two temperatures
     built.clear()
     run(pair, tmp_path, **changes)  # its journal holds all of them
     assert not built

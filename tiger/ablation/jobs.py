@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -160,9 +160,12 @@ class Planner:
         options = merge(self.base.benchmark, study.benchmark, cell.benchmark)
         sets = options.get("dataset", "synthetic")
         options["dataset"] = [self.base.sets.get(s, s) for s in ([sets] if isinstance(sets, str) else sets)]
-        if (timed := options.get("speed_dataset")) is not None:
-            options["speed_dataset"] = self.base.sets.get(timed, timed)
+        timed = options.get("speed_dataset")
+        if timed is not None:
+            timed = options["speed_dataset"] = self.base.sets.get(timed, timed)
         options["seed"] = seed
+        if "set_options" in options:
+            options["set_options"] = _only(options["set_options"], [*options["dataset"], timed])
         others = options.get("decoders", {})
         options["decoders"] = others | {"drafter": drafter}
         told = start.folder.name.rpartition("-")[0] if start else f"{Path(drafter).stem}-s{seed}"
@@ -183,6 +186,8 @@ class Planner:
         """The verifier's own answers, which benchmarks on the same prompts share."""
         own = {name: value for name, value in options.items() if name not in DECODER_OPTIONS}
         own |= {"decoders": {}, "speed_prompts": 0}
+        if "set_options" in own:
+            own["set_options"] = _only(own["set_options"], own["dataset"])
         folder = self._folder("answers", f"s{options['seed']}", own)
         own["output"] = str(folder)
         seconds = self.base.seconds.start + self._answers_seconds(options)
@@ -240,7 +245,9 @@ def make_plan(name: str, study: Study, cells: Mapping[str, Cell], planner: Plann
     Raises:
         ValueError: If a cell cannot be planned, with its file.
     """
-    seeds = tuple(study.seeds or planner.base.seeds)
+    seeds = tuple(planner.base.seeds if study.seeds is None else study.seeds)
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise ValueError(f"Seeds of {name} are {list(seeds)}; give one or more, each once.")
     jobs = {}
     for cell_name, cell in cells.items():
         for seed in seeds:
@@ -262,6 +269,11 @@ def resolved(config: Path) -> dict[str, Any]:
 def remaining(jobs: list[Job]) -> float:
     """Seconds of the jobs that are not finished, one after another."""
     return sum(job.seconds for job in jobs if not job.is_finished)
+
+
+def _only(options: Mapping[str, Any] | None, sets: Sequence[str | None]) -> dict[str, Any]:
+    """The options of some sets."""
+    return {name: value for name, value in (options or {}).items() if name in sets}
 
 
 def _is_short(value: Any) -> bool:

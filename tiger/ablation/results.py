@@ -264,7 +264,8 @@ def table(metrics: Figure) -> str:
     paper = metrics["paper"]
     seeds = len(metrics["seeds"])
     over = f"{seeds} seeds, 95 % intervals by Student's t" if seeds > 1 else "one seed"
-    text += f"\nOurs: pair {metrics['pair']}, {over}."
+    asked = max((entry["num_prompts"] for cell in metrics["cells"] for entry in cell["entries"]), default=0)
+    text += f"\nOurs: pair {metrics['pair']}, {asked} prompts a set, {over}."
     text += f" Paper: {paper['source']}, {paper['pair']}.\n" if paper else "\n"
     if metrics["sets"]:
         text += "\nSets of this pair: " + ", ".join(f"{a} is {b}" for a, b in metrics["sets"].items()) + ".\n"
@@ -285,7 +286,8 @@ def table(metrics: Figure) -> str:
         text += "\n" + markdown(["Contribution", "Cells", "Of", "Difference [95 %]"], rows)
     failed = [cell for cell in metrics["cells"] if cell["status"] == "failed"]
     text += "".join(f"\n{cell['label']} failed, see `{cell['log']}`.\n" for cell in failed)
-    return text + f"\n`{metrics['command']}`, commit {metrics['provenance']['commit'][:12]}\n"
+    changed = " with changes" if metrics["provenance"]["dirty"] else ""
+    return text + f"\n`{metrics['command']}`, commit {metrics['provenance']['commit'][:12]}{changed}\n"
 
 
 def _rows(metrics: Figure) -> tuple[list[str], list[list[str]]]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import signal
 import sys
 import time
+import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -101,7 +103,7 @@ def run(
                 try:
                     prepare(job)
                     running[place] = (job, start(job, place), time.monotonic())
-                except OSError as error:
+                except (OSError, EOFError) as error:
                     outcomes.failed[job.folder] = str(error)
                     settled(job)
             for place, (job, handle, began) in list(running.items()):
@@ -195,9 +197,11 @@ class Process:
         return self.process.exitcode
 
     def terminate(self) -> None:
-        """Kills it: a training does not end on request, and goes on as well after a kill."""
-        self.process.kill()
-        self.process.join()
+        """Kills it and its ranks: a training does not end on request, and goes on as well after a kill."""
+        try:
+            os.killpg(self.process.pid or 0, signal.SIGKILL)
+        except ProcessLookupError:  # it has not come to lead its group
+            self.process.kill()
 
 
 def start_process(job: Job, place: int) -> Process:
@@ -209,7 +213,11 @@ def start_process(job: Job, place: int) -> Process:
         environment["CUDA_VISIBLE_DEVICES"] = names[place % count]
     PROCESSES.set_forkserver_preload(IMPORTED)
     process = PROCESSES.Process(target=run_tiger, args=(job.words, str(job.log), environment))
-    process.start()
+    main, sys.modules["__main__"] = sys.modules["__main__"], types.ModuleType("__main__")
+    try:  # a job would import our main module again, which may be a script without a guard
+        process.start()
+    finally:
+        sys.modules["__main__"] = main
     return Process(process)
 
 

@@ -189,7 +189,8 @@ def load_study(name: str, studies: Path = STUDIES) -> tuple[Study, dict[str, Cel
     """
     known = study_names(studies)
     if name not in known:
-        raise ValueError(f"There is no study {name!r} in {studies}; choose from {', '.join(known)}, or all.")
+        choices = f"choose from {', '.join(known)}, or all" if known else "no folder in it has a study.yaml"
+        raise ValueError(f"There is no study {name!r} in {studies}; {choices}.")
     folder = studies / name
     study = _parse(Study, folder / STUDY)
     cells = {cell: _parse(Cell, folder / f"{cell}.yaml") for cell in study.cells}
@@ -197,6 +198,12 @@ def load_study(name: str, studies: Path = STUDIES) -> tuple[Study, dict[str, Cel
     others = [column.relative_to for column in study.columns if column.relative_to not in (None, *cells)]
     if others:
         raise ValueError(f"{folder / STUDY}: a column is relative to {others[0]!r}, which is no cell.")
+    drawn = {study.plot.get(axis) for axis in ("x", "y")} - {None, "x", "label", *keys}
+    if drawn:
+        raise ValueError(
+            f"{folder / STUDY}: the plot shows {drawn.pop()!r}; columns are {', '.join(sorted(keys))}, "
+            "and x may be x or label."
+        )
     for contrast in study.contrasts:
         if not {contrast.left, contrast.right} <= cells.keys() or contrast.key not in keys:
             raise ValueError(

@@ -16,15 +16,17 @@ from tiger.ablation.jobs import Job, Plan, Planner, make_plan, once, remaining
 from tiger.ablation.results import collect, write_study
 from tiger.ablation.running import Executor, Outcomes, default_workers, run, starter
 from tiger.ablation.study import BASE, STUDIES, load_base, load_study, study_names
+from tiger.drafting.saving import PLAIN
 
 ALL = "all"
+OUTPUT = Path("runs/ablation")
 
 
 def ablate(
     study: list[str],
     base: Path = BASE,
     studies: Path = STUDIES,
-    output: Path = Path("runs/ablation"),
+    output: Path = OUTPUT,
     dry_run: bool = False,
     seeds: list[int] | None = None,
     workers: int | None = None,
@@ -74,7 +76,7 @@ def ablate(
     written: dict[str, dict[str, Any]] = {}
 
     def write(plan: Plan) -> None:
-        metrics = collect(plan, shared, outcomes, record, f"make ablation STUDY={plan.name}")
+        metrics = collect(plan, shared, outcomes, record, _command(plan.name, base, studies, output, seeds))
         write_study(output / plan.name, metrics)
         written[plan.name] = metrics
 
@@ -103,7 +105,7 @@ def _ending_on_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         ends = []  # no other thread may set handlers
     for number in ends:
-        signal.signal(number, lambda got, _: sys.exit(128 + got))
+        signal.signal(number, lambda got, _: _leave(got, ends))
     try:
         yield
     finally:
@@ -111,11 +113,34 @@ def _ending_on_signals() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
+def _leave(number: int, ends: Sequence[signal.Signals]) -> None:
+    """Ends the run; a second signal must not keep it from ending its jobs."""
+    for each in ends:
+        signal.signal(each, signal.SIG_IGN)
+    sys.exit(128 + number)
+
+
 def _plan(name: str, planner: Planner, studies: Path, seeds: Sequence[int] | None) -> Plan:
     study, cells = load_study(name, studies)
-    if seeds:
+    if seeds is not None:
         study = replace(study, seeds=list(seeds))
+    for cell_name, cell in cells.items():
+        if unknown := sorted(cell.infer.keys() - PLAIN.keys()):
+            raise ValueError(
+                f"{studies / name / cell_name}.yaml: infer sets {', '.join(unknown)}; a drafter's settings "
+                f"are {', '.join(PLAIN)}."
+            )
     return make_plan(name, study, cells, planner, studies / name)
+
+
+def _command(name: str, base: Path, studies: Path, output: Path, seeds: Sequence[int] | None) -> str:
+    """What runs a study again."""
+    given = {"base": (base, BASE), "studies": (studies, STUDIES), "output": (output, OUTPUT)}
+    options = [f"--{option} {value}" for option, (value, usual) in given.items() if value != usual]
+    options += [f"--seeds '{list(seeds)}'"] if seeds else []
+    if not options:
+        return f"make ablation STUDY={name}"
+    return " ".join(["python -m tiger ablate", name, *options])
 
 
 def describe(plans: Sequence[Plan], workers: int) -> str:

@@ -234,10 +234,10 @@ class Decoders:
             self.samples.add(key, records, len(self.ids), dataset=self.tasks.label, **where)
             advance(len(indices))
 
-    def take(self, earlier: Journal, temperatures: Sequence[float], batch_size: int) -> None:
-        """Takes over the answers of an earlier benchmark that are as this one would decode them."""
+    def take(self, earlier: Journal, temperatures: Sequence[float], batch_size: int) -> int:
+        """Takes over answers of an earlier benchmark that are as this one would decode them; counts them."""
         keys = [self._key(name, t, batch_size) for name in self.drafters for t in temperatures]
-        self.samples.take(keys, earlier)
+        return self.samples.take(keys, earlier)
 
     def drop_unusable(self, temperatures: Sequence[float], batch_size: int) -> None:
         """Leaves out of the set what a model could not read, after `decode`.

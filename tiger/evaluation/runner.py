@@ -181,8 +181,9 @@ def benchmark(
         )
         benches = [first, *(replace(first, tasks=tasks, timed=timed or tasks) for tasks in sets[1:])]
         if earlier is not None:
-            for bench in benches:
-                bench.take(earlier, temperatures, acceptance_batch_size)
+            taken = sum(bench.take(earlier, temperatures, acceptance_batch_size) for bench in benches)
+            if shards.is_first:
+                print(f"{taken} answers are taken from {answers_from}.", flush=True)
         _decode(benches, temperatures, acceptance_batch_size, shards)
         shards.end()
         return _results(benches, how) if shards.is_first else []

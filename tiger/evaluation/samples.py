@@ -70,6 +70,14 @@ def from_record(record: Mapping[str, Any]) -> Generation:
     )
 
 
+def _is_whole(record: Mapping[str, Any]) -> bool:
+    """Whether a record is an answer, or says why there is none."""
+    try:
+        return "skipped" in record or bool(from_record(record).id)
+    except (KeyError, IndexError, TypeError, ValueError):
+        return False
+
+
 class Journal:
     """A JSONL file of records grouped by cell; a cell counts once it is complete, and may grow until then.
 
@@ -97,11 +105,18 @@ class Journal:
         """Identities of the records that a cell has so far."""
         return set(self.cells.get(key, {}))
 
-    def take(self, keys: Iterable[str], other: Journal) -> None:
-        """Takes over records of another journal's cells that are not here; `save` writes them."""
+    def take(self, keys: Iterable[str], other: Journal) -> int:
+        """Takes over answers of another journal's cells that are not here; `save` writes them.
+
+        Returns:
+            How many the other one has; damaged ones do not count.
+        """
+        count = 0
         for key in keys:
-            if key in other.cells:
-                self.cells[key] = other.cells[key] | self.cells.get(key, {})
+            found = {name: record for name, record in other.cells.get(key, {}).items() if _is_whole(record)}
+            self.cells[key] = found | self.cells.get(key, {})
+            count += len(found)
+        return count
 
     def add(self, key: str, records: Iterable[Mapping[str, Any]], of: int, **shared: Any) -> None:
         """Appends records of a cell that is to have `of` of them; `shared` entries go into each."""

@@ -31,7 +31,8 @@ def _of_record(folder: Path, record: Mapping[str, Any]) -> dict[str, str]:
 def _of_study(source: Study) -> dict[str, str]:
     record = source.content.get("provenance") or {}
     shown = {"Folder": str(source.folder), "Command": source.content.get("command") or ""}
-    shown |= {"Commit": (record.get("commit") or "")[:12], "Config": record.get("config_hash") or ""}
+    commit = (record.get("commit") or "")[:12] + (" with changes" if record.get("dirty") else "")
+    shown |= {"Commit": commit, "Config": record.get("config_hash") or ""}
     shown |= {"Started": record.get("started") or "", "Finished": record.get("finished") or ""}
     shown |= {"Hardware": str(record.get("hardware") or "")}
     return {key: value for key, value in (shown | _versions(record)).items() if value}
