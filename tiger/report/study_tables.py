@@ -44,7 +44,23 @@ def _study_table(content: Mapping[str, Any], beside: Mapping[str, Mapping[str, s
     note = (
         f"In brackets: 95 % interval {' or '.join(words[kind] for kind in sorted(kinds))}." if kinds else ""
     )
-    return Table(headings, rows, f"Measured, {content['pair']} pair", note)
+    return Table(headings, rows, f"Measured, pair {content['pair']}", f"{_asked(content)} {note}".strip())
+
+
+def _asked(content: Mapping[str, Any]) -> str:
+    """How many prompts of which sets were decoded."""
+    entries = [entry for cell in content["cells"] for entry in cell["entries"]]
+    if not entries:
+        return ""
+    names = {named: name for name, named in (content.get("sets") or {}).items()}
+    sets = [f"{name} ({names[name]})" if name in names else name for name in _unique(entries, "dataset")]
+    seeds = ", ".join(map(str, content["seeds"]))
+    counts = " or ".join(map(str, _unique(entries, "num_prompts")))
+    return f"{counts} prompts of {', '.join(sets)}; seed {seeds}."
+
+
+def _unique(entries: Sequence[Mapping[str, Any]], key: str) -> list[Any]:
+    return list(dict.fromkeys(entry[key] for entry in entries))
 
 
 def _study_value(cell: Cell, column: Cell, is_best: bool) -> Value:
