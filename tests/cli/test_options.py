@@ -34,7 +34,8 @@ verifier_quantization video_fps videos
     write_report: "decoders folders output previous traces verifier",
     export: "decoder drafter dtype format metrics output verifier",
     benchmark: """
-acceptance_batch_size acceptances answers_from batch_sizes block_size block_sizes compile_drafter confidence_threshold
+acceptance_batch_size acceptances answers_from batch_sizes block_size block_sizes compile_drafter
+confidence_threshold
 dataset decoders device dtype full_token_decoder max_new_tokens num_prompts num_threads num_traces output seed
 set_options speed_dataset speed_prompts speed_repeats temperatures verifier verifier_quantization
 """,
